@@ -1,0 +1,1 @@
+"""Accuracy lanes against a live server: run, compare, receipts and reports."""

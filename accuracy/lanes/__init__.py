@@ -1,0 +1,1 @@
+"""Lane files; every YAML file here is a lane."""

@@ -1,0 +1,1 @@
+"""Second, differently written oracles, used only in tests."""

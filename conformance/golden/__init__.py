@@ -1,0 +1,1 @@
+"""Golden vectors: case files with the wanted outputs, made by `draftproof golden`."""

@@ -1,0 +1,1 @@
+"""Wrong implementations with one fault each, and correct variants."""

@@ -1,0 +1,1 @@
+"""Triton kernels, their launchers, unfused baselines and dispatch rules."""

@@ -1,0 +1,1 @@
+"""Golden oracles: what the right bits are, in plain PyTorch."""
