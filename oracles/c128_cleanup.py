@@ -98,16 +98,16 @@ def _validate(
     first = states[0]
     for layer, state in enumerate(states):
         name = f"states[{layer}]"
-        if state.dtype not in STATE_DTYPES:
-            raise ValueError(f"{name} must be float32 or bfloat16, got {state.dtype}")
-        if state.dim() != 2:
-            raise ValueError(f"{name} must be 2-D, got shape {tuple(state.shape)}")
         for what in ("dtype", "shape", "device"):
             theirs, ours = getattr(first, what), getattr(state, what)
             if ours != theirs:
                 raise ValueError(
                     f"{name} differs from states[0]: {what} {_plain(ours)}, not {_plain(theirs)}"
                 )
+        if state.dtype not in STATE_DTYPES:
+            raise ValueError(f"{name} must be float32 or bfloat16, got {state.dtype}")
+        if state.dim() != 2:
+            raise ValueError(f"{name} must be 2-D, got shape {tuple(state.shape)}")
         rows, width = state.shape
         if width == 0 or width % 2 != 0:
             raise ValueError(f"{name} needs an even width above 0 (kv, then score), got {width}")
