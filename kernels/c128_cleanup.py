@@ -60,9 +60,11 @@ def _clear_rejected(
 
     Integers, because the values are bit patterns: no conversion can then touch them.
     """
-    slot = tl.load(req_pool_indices + request).to(tl.int64)
-    length = tl.load(seq_lens + request).to(tl.int64)
-    accepted = tl.load(accept_lens + request).to(tl.int64)
+    # Volatile, or the compiler moves these loads behind the test whether a draft was rejected, and
+    # the program waits for memory twice.
+    slot = tl.load(req_pool_indices + request, volatile=True).to(tl.int64)
+    length = tl.load(seq_lens + request, volatile=True).to(tl.int64)
+    accepted = tl.load(accept_lens + request, volatile=True).to(tl.int64)
 
     item: tl.constexpr = tl.int16 if ITEM_BITS == 16 else tl.int32
     # -inf: sign and exponent ones, mantissa (7 or 23 bits) zeros.
@@ -124,7 +126,7 @@ def _clear_every_layer(
     ALIGNMENT: tl.constexpr,
 ):
     item: tl.constexpr = tl.int16 if ITEM_BITS == 16 else tl.int32
-    state = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(item))
+    state = tl.load(addresses + tl.program_id(1), volatile=True).to(tl.pointer_type(item))
     # A pointer out of memory carries no alignment of its own; without it no store is wide.
     state = tl.multiple_of(state, ALIGNMENT)
     _clear_rejected(
