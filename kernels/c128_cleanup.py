@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ MAX_LAYERS = 2**16 - 1
 
 MAX_CACHED_PLANS = 256
 """Sets of states whose pointer tables `c128_cleanup` remembers, besides those in captured graphs."""
+
+MAX_INT32 = 2**31 - 1
+"""Largest `num_draft_tokens` that a kernel compiled for 32-bit scalars takes."""
 
 _ITEM_BITS = {torch.bfloat16: 16, torch.float32: 32}
 _INDEX_DTYPES = (torch.int32, torch.int64)
@@ -394,6 +397,10 @@ class _Plan:
     """RING_SIZE, WIDTH, ITEM_BITS, BLOCK, ALIGNMENT."""
 
     warps: int
+    compiled: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    """Compiled kernels by what they are specialised on: to launch one directly takes the host a
+    fraction of what it takes Triton to work out anew which one the arguments need."""
+
     captured: bool = False
     """Whether a CUDA graph may read `addresses`."""
 
@@ -456,14 +463,24 @@ def _launch_fused(
         with torch.cuda.device(plan.device):
             _launch_fused(plan, requests, indices, num_draft_tokens)
         return
-    _clear_every_layer[(requests, plan.layers)](
-        plan.addresses,
-        *indices,
-        num_draft_tokens,
-        *plan.constants,
-        num_warps=plan.warps,
-        enable_fp_fusion=False,
+    req_pool_indices, seq_lens, accept_lens = indices
+    arguments = (plan.addresses, *indices, num_draft_tokens, *plan.constants)
+    grid = (requests, plan.layers, 1)
+    # All that the kernel is specialised on, beside the plan's own constants.
+    key = (
+        req_pool_indices.dtype,
+        seq_lens.dtype,
+        accept_lens.dtype,
+        num_draft_tokens > MAX_INT32,
     )
+    compiled = plan.compiled.get(key)
+    if compiled is not None:
+        compiled[grid](*arguments)
+    else:
+        # The interpreter has nothing to compile: there this is None, and comes by here each time.
+        plan.compiled[key] = _clear_every_layer[grid](
+            *arguments, num_warps=plan.warps, enable_fp_fusion=False
+        )
 
 
 def _serve_without_table(
