@@ -1,4 +1,4 @@
-"""Triton kernels of `c128_cleanup`: every layer in one launch, and the launch per layer it replaces."""
+"""Triton kernels of `c128_cleanup`: all layers in one launch, and the loop that it replaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_LAYERS = 2**16 - 1
 """Limit of a grid's second axis, in programs."""
 
 MAX_CACHED_PLANS = 256
-"""Sets of states whose pointer tables `c128_cleanup` remembers, besides those in captured graphs."""
+"""Pointer tables that `c128_cleanup` remembers, besides those in captured graphs."""
 
 MAX_INT32 = 2**31 - 1
 """Largest `num_draft_tokens` that a kernel compiled for 32-bit scalars takes."""

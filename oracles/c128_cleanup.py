@@ -65,7 +65,7 @@ def c128_cleanup(
     Source: the published rule of the op (cleanup of DeepSeek-V4's uncompressed states after
     speculative verification).
     """
-    _validate(states, req_pool_indices, seq_lens, accept_lens, ring_size)
+    validate(states, req_pool_indices, seq_lens, accept_lens, ring_size)
     if num_draft_tokens <= 1 or req_pool_indices.numel() == 0:
         return
 
@@ -83,13 +83,25 @@ def c128_cleanup(
         state[rejected_rows, half:] = SCORE_CLEARED
 
 
-def _validate(
+def validate(
     states: Sequence[Tensor],
     req_pool_indices: Tensor,
     seq_lens: Tensor,
     accept_lens: Tensor,
     ring_size: int,
 ) -> None:
+    """Raise ValueError unless the arguments are as `c128_cleanup` describes them.
+
+    Parameters
+    ----------
+    states, req_pool_indices, seq_lens, accept_lens, ring_size
+        As `c128_cleanup`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument (a layer as `states[3]`) and what was found and wanted.
+    """
     if len(states) == 0:
         raise ValueError("states is empty: at least one layer is needed")
     if ring_size <= 0:
@@ -112,9 +124,7 @@ def _validate(
         if width == 0 or width % 2 != 0:
             raise ValueError(f"{name} needs an even width above 0 (kv, then score), got {width}")
         if rows % ring_size != 0:
-            raise ValueError(
-                f"{name} must hold whole rings: {rows} rows, ring_size {ring_size}"
-            )
+            raise ValueError(f"{name} must hold whole rings: {rows} rows, ring_size {ring_size}")
         if not state.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {state.stride()}")
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NEGATIVE_INFINITY_BITS = {torch.float32: (torch.int32, -(1 << 23)), torch.bfloat16: (torch.int16, -(1 << 7))}
+NEGATIVE_INFINITY_BITS = {
+    torch.float32: (torch.int32, -(1 << 23)),
+    torch.bfloat16: (torch.int16, -(1 << 7)),
+}
 """Sign and exponent all ones, mantissa zero, as the signed integer of the same size."""
 
 
