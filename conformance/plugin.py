@@ -34,6 +34,9 @@ GRACE_SECONDS = 15
 PROPERTY = "draftproof"
 """Name of the user property in which a result travels, so that xdist keeps it."""
 
+MUTANT_PROPERTY = "draftproof-mutant"
+"""Likewise for what became of a mutant."""
+
 _SETTINGS = pytest.StashKey[Any]()
 _REPORT = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
@@ -276,6 +279,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         found = jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_job", found, ids=[job.id for job in found])
+    if "dp_mutant" in metafunc.fixturenames or "dp_variant" in metafunc.fixturenames:
+        from draftproof.conformance.spec import CHECKS, load_mutants
+
+        ops = settings_of(metafunc.config).ops
+        mutants, variants = load_mutants()
+        if "dp_mutant" in metafunc.fixturenames:
+            chosen = [mutant for mutant in mutants if mutant.op in ops]
+            names = [f"{mutant.op}-{mutant.name}" for mutant in chosen]
+            metafunc.parametrize("dp_mutant", chosen, ids=names)
+        else:
+            # By check, so that one slow variant is spread over the workers.
+            pairs = [
+                (variant, check)
+                for variant in variants
+                if variant.op in ops
+                for check in CHECKS
+                if check != "invalid"
+            ]
+            names = [f"{variant.op}-{variant.name}-{check}" for variant, check in pairs]
+            metafunc.parametrize("dp_variant", pairs, ids=names)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -378,11 +401,14 @@ class Gatherer:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.mutants: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result from its user property, or make one for a check that never got so far."""
         from draftproof.conformance.session import Result, strike
 
+        if report.when == "call":
+            self.mutants += [v for name, v in report.user_properties if name == MUTANT_PROPERTY]
         job = _job_of(report.nodeid)
         if job is None:
             return
@@ -449,6 +475,13 @@ def _ran_ops(session: pytest.Session) -> bool:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """End with the table op x check."""
     report = config.stash.get(_REPORT, None)
+    gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
+    if gatherer is not None and gatherer.mutants:
+        from draftproof.conformance.report import mutant_lines
+
+        terminalreporter.section("mutants")
+        for line in mutant_lines(gatherer.mutants):
+            terminalreporter.write_line(line)
     if report is None or not report.results:
         return
     from draftproof.conformance.report import summary
