@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from draftproof.kernels import runtime
 
 _INTERPRETED = tl.constexpr(runtime.INTERPRETED)
