@@ -79,6 +79,35 @@ def random_bits(count: int, seed: int) -> torch.Tensor:
     return from_bits(torch.randint(0, 1 << 32, (count,), generator=generator))
 
 
+def amaxes(e4m3_grid: torch.Tensor) -> torch.Tensor:
+    """Give the largest magnitudes of blocks at which a scale rule turns.
+
+    Parameters
+    ----------
+    e4m3_grid : torch.Tensor
+        float32 `[n]`, the finite magnitudes of E4M3 in ascending order.
+
+    Returns
+    -------
+    torch.Tensor
+        float32, not negative, +inf included, no NaN: 448 times each power of two and 6 times each
+        E4M3 value and midpoint with their neighbours, every bfloat16, the edges, random ones.
+    """
+    scales = 448.0 * 2.0 ** torch.arange(-140.0, 119.0)
+    # The smallest normal scale's half: float32 has several amaxes for one subnormal scale there.
+    half = torch.tensor([448.0 * 2.0**-127]).view(torch.int32) + torch.arange(-600, 600)
+    candidates = [
+        bf16_values(),
+        edges(),
+        with_neighbours(scales),
+        from_bits(half),
+        grid_edges(e4m3_grid, factor=6.0),
+        random_bits(4000, seed=1),
+    ]
+    x = torch.cat(candidates).abs()
+    return x[~torch.isnan(x)]
+
+
 def with_neighbours(x: torch.Tensor) -> torch.Tensor:
     """Add to each value the two of the next bit patterns; beside a zero that may be a NaN."""
     bits = x.reshape(-1).contiguous().view(torch.int32).to(torch.int64)
