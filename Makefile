@@ -29,11 +29,10 @@ bench: setup
 
 # The type checker sees the rooms as draftproof.<room> through links, as they are installed.
 lint: setup
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
 	@mkdir -p $(TYPED)
 	@for room in $(ROOMS); do ln -sfn ../../../$$room $(TYPED)/$$room; done
-	$(BIN)/python -m mypy
+	@failed=0; for check in "ruff check ." "ruff format --check ." "mypy"; do \
+		echo "$$check"; $(BIN)/python -m $$check || failed=1; done; exit $$failed
 
 clean:
 	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .benchmarks

@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-stamp"
 LOCK = ROOT / "ci" / "requirements-cpu.txt"
-INPUTS = (ROOT / "pyproject.toml", LOCK, Path(__file__).resolve())
+PYPROJECT = ROOT / "pyproject.toml"
 
 TORCH_VERSION = "2.13.0"
 GPU_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd")
@@ -56,15 +56,22 @@ def give_up(line: str) -> None:
     sys.exit(f"setup: {line}")
 
 
-def digest() -> str:
-    """Digest of all that decides what `.venv` holds and of where it lies."""
-    parts = [str(VENV), sys.executable, sys.version, os.environ.get("TORCH_INDEX", "")]
-    parts += [path.read_text() for path in INPUTS]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def digests() -> "dict[str, str]":
+    """Digests of what decides the packages in `.venv`, and of what decides this checkout's install."""
+    packages = [str(VENV), sys.executable, sys.version, os.environ.get("TORCH_INDEX", "")]
+    packages += [path.read_text() for path in (LOCK, Path(__file__))]
+    return {
+        "packages": hashlib.sha256("\0".join(packages).encode()).hexdigest(),
+        "checkout": hashlib.sha256(PYPROJECT.read_bytes()).hexdigest(),
+    }
 
 
-def is_current(wanted: str) -> bool:
-    return STAMP.is_file() and STAMP.read_text() == wanted and VENV_PYTHON.exists()
+def read_stamp() -> "dict[str, str]":
+    """The digests that `.venv` was made from; empty when it is missing, half made or damaged."""
+    try:
+        return json.loads(STAMP.read_text()) if VENV_PYTHON.exists() else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def probe_gpu() -> "dict | None":
@@ -199,11 +206,8 @@ def add_pytest_script() -> None:
         script.chmod(0o755)
 
 
-def main() -> None:
-    wanted = digest()
-    if is_current(wanted):
-        return
-    start = time.monotonic()
+def fill_venv() -> None:
+    """Make `.venv` anew, with all packages but this checkout."""
     version = ".".join(map(str, sys.version_info[:3]))
     gpu = probe_gpu()
     if gpu:
@@ -211,19 +215,29 @@ def main() -> None:
         say(f"  using that torch and its triton {gpu['triton']} in .venv")
         make_venv(with_pip=False)
         lend_packages(gpu["folders"])
-    else:
-        driver = any(Path(node).exists() for node in GPU_DEVICE_NODES)
-        found = "a GPU driver, but no torch for it in" if driver else "no GPU torch in"
-        say(f"{found} {sys.executable} (Python {version}): installing torch into .venv")
-        make_venv(with_pip=True)
-        install_torch(driver)
-        install_pinned()
+        return
+    driver = any(Path(node).exists() for node in GPU_DEVICE_NODES)
+    found = "a GPU driver, but no torch for it in" if driver else "no GPU torch in"
+    say(f"{found} {sys.executable} (Python {version}): installing torch into .venv")
+    make_venv(with_pip=True)
+    install_torch(driver)
+    install_pinned()
+
+
+def main() -> None:
+    wanted, present = digests(), read_stamp()
+    if present == wanted:
+        return
+    start = time.monotonic()
+    STAMP.unlink(missing_ok=True)
+    if present.get("packages") != wanted["packages"]:
+        fill_venv()
     install_checkout()
     add_pytest_script()
     summary = subprocess.run([str(VENV_PYTHON), "-c", SUMMARY], capture_output=True, text=True)
     if summary.returncode != 0:
         give_up(f"torch or triton does not import in .venv: {summary.stderr.strip()[-400:]}")
-    STAMP.write_text(wanted)
+    STAMP.write_text(json.dumps(wanted))
     say(f"ready in {time.monotonic() - start:.0f} s: {summary.stdout.strip()}")
 
 
