@@ -57,7 +57,7 @@ def give_up(line: str) -> None:
 
 
 def digests() -> "dict[str, str]":
-    """Digests of what decides the packages in `.venv`, and of what decides this checkout's install."""
+    """Digests of what decides the packages in `.venv`, and how this checkout is installed there."""
     packages = [str(VENV), sys.executable, sys.version, os.environ.get("TORCH_INDEX", "")]
     packages += [path.read_text() for path in (LOCK, Path(__file__))]
     return {
