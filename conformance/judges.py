@@ -157,7 +157,8 @@ class RoundedInterval:
 
     bounds: Callable[[dict[str, Any], Mapping[str, Tensor], str], tuple[Tensor, Tensor]]
 
-    def _ends(self, look: Look) -> tuple[Tensor, Tensor]:
+    def ends(self, look: Look) -> tuple[Tensor, Tensor]:
+        """Both bounds, rounded to the leaf's type."""
         lower, upper = self.bounds(look.before, look.got_all, look.path)
         return (
             _rounded(lower.to(look.got.device), look.got.dtype),
@@ -165,14 +166,14 @@ class RoundedInterval:
         )
 
     def wrong(self, look: Look) -> Tensor:
-        lower, upper = self._ends(look)
+        lower, upper = self.ends(look)
         got = look.got.to(torch.float64)
         inside = (got >= lower.to(torch.float64)) & (got <= upper.to(torch.float64))
         due = is_nan(lower) & is_nan(upper)
         return torch.where(due, ~is_nan(look.got), ~inside)
 
     def wants(self, look: Look, index: tuple[int, ...]) -> str:
-        lower, upper = self._ends(look)
+        lower, upper = self.ends(look)
         return f"between {show(lower[index])} and {show(upper[index])}"
 
 
