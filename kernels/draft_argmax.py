@@ -11,22 +11,19 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from draftproof.kernels.numerics import is_nan, score_key, widen_bf16
+
 LANES = tl.constexpr(4)
 """fp32 numbers a candidate: key >> 16, key & 0xFFFF, id & 0xFFFF, 1 + (id >> 16)."""
 
-_INT32_MIN = tl.constexpr(-(2**31))
 _INT32_MAX = tl.constexpr(2**31 - 1)
-_INF_BITS = tl.constexpr(0x7F800000)
-_NAN_BITS = tl.constexpr(0x7FC00000)
-# fl32(-1e30) as a signed int32: the score that a NaN sinks to.
-_SINK_BITS = tl.constexpr(0xF149F2CA - 2**32)
-# Any (key, id) pair packs to more than this: nothing to offer.
-_NO_CANDIDATE = tl.constexpr(-(2**63))
+_SINK_SCORE = tl.constexpr(-1e30)
+_NO_CANDIDATE = tl.constexpr(-1)
 
 MIN_TILE = 1024
 """Columns: below this a program's loads are narrower than 16 bytes a thread."""
 MAX_TILE = 4096
-"""Columns: above this the keys of one tile no longer fit in registers at full occupancy."""
+"""Columns: above this a program's scores no longer fit in registers at full occupancy."""
 MAX_SPLITS = 128
 """Candidates a row and rank: more would make the last kernel's one warp the bottleneck."""
 PROGRAMS_IN_FLIGHT = 1024
@@ -41,17 +38,10 @@ KILL_SWITCH = "SGLANG_SPEC_DRAFT_ARGMAX_EXCHANGE"
 
 
 @triton.jit
-def _score_key(scores, NAN_FIRST: tl.constexpr):
-    """Map scores to int32 of the same order, with -0 == +0 and every NaN where the policy says."""
+def _widen(scores):
     if scores.dtype == tl.bfloat16:
-        bits = scores.to(tl.int16, bitcast=True).to(tl.int32) << 16
-    else:
-        bits = scores.to(tl.float32).to(tl.int32, bitcast=True)
-    is_nan = (bits & _INT32_MAX) > _INF_BITS
-    bits = tl.where(is_nan, _NAN_BITS if NAN_FIRST else _SINK_BITS, bits)
-    bits = tl.where(bits == _INT32_MIN, 0, bits)
-    # Of two negative floats the one with the smaller magnitude is the larger.
-    return bits ^ ((bits >> 31) & _INT32_MAX)
+        scores = widen_bf16(scores)
+    return scores.to(tl.float32)
 
 
 @triton.jit
@@ -59,7 +49,6 @@ def _partials_kernel(
     logits,
     buffer,
     row_stride,
-    width,
     valid_width,
     first_id,
     rank,
@@ -74,34 +63,42 @@ def _partials_kernel(
     split = tl.program_id(1)
     begin = split.to(tl.int64) * (TILE * TILES)
     columns = logits + row.to(tl.int64) * row_stride + begin
-    lane_in_tile = tl.arange(0, TILE)
+    left = valid_width - begin
+    place_in_tile = tl.arange(0, TILE)
 
-    best = tl.full([TILE], _NO_CANDIDATE, tl.int64)
+    key = tl.full([], _NO_CANDIDATE, tl.int64)
+    column = tl.full([], 0, tl.int64)
     for tile in tl.range(TILES):
         done = tile * TILE
-        # The load is bounded by the shard, which is nearly always a multiple of a vector, and the
-        # padding columns are dropped afterwards: vector loads whatever the vocabulary's size.
-        loads = lane_in_tile < tl.minimum(width - begin - done, TILE).to(tl.int32)
-        scores = tl.load(columns + done + lane_in_tile, mask=loads, other=0.0)
-        takes = lane_in_tile < tl.minimum(valid_width - begin - done, TILE).to(tl.int32)
-        # One 64-bit maximum settles score and tie: the higher key, then the lower id, which the
-        # flip of its 31 bits makes the higher number.
-        token = (begin + first_id + done).to(tl.int32) + lane_in_tile
-        flipped = (token ^ _INT32_MAX).to(tl.int64)
-        pair = (_score_key(scores, NAN_FIRST).to(tl.int64) << 32) | flipped
-        best = tl.maximum(best, tl.where(takes, pair, _NO_CANDIDATE))
-    winner = tl.max(best, axis=0)
+        if done + TILE <= left:
+            # Without a mask the loads are vectors wherever the vocabulary ends.
+            scores = _widen(tl.load(columns + done + place_in_tile))
+        else:
+            # Past the end stands the lowest score, at higher columns than any that ties with it.
+            real = done + place_in_tile < left
+            scores = _widen(tl.load(columns + done + place_in_tile, mask=real, other=float("-inf")))
+        # Float comparisons give the order of scores, -0 and +0 alike, once no NaN is left.
+        nan = is_nan(scores)
+        numbers = tl.where(nan, float("-inf") if NAN_FIRST else _SINK_SCORE, scores)
+        best = tl.max(numbers, axis=0)
+        place = tl.min(tl.where(numbers == best, place_in_tile, TILE), axis=0)
+        if NAN_FIRST:
+            nan_place = tl.min(tl.where(nan, place_in_tile, TILE), axis=0)
+            best = tl.where(nan_place < TILE, float("nan"), best)
+            place = tl.where(nan_place < TILE, nan_place, place)
+        # A later tile must beat the earlier ones, whose ids are lower.
+        tile_key = tl.where(done < left, score_key(best).to(tl.int64), _NO_CANDIDATE)
+        column = tl.where(tile_key > key, begin + done + place, column)
+        key = tl.maximum(key, tile_key)
 
-    token = (winner & _INT32_MAX).to(tl.int32) ^ _INT32_MAX
-    # Biased by 2^31 the signed key becomes the order-preserving unsigned one.
-    key = (winner >> 32) + 2147483648
+    token = (first_id + column).to(tl.int32)
     lane = tl.arange(0, LANES)
     value = tl.where(
         lane < 2,
         tl.where(lane == 0, (key >> 16).to(tl.int32), (key & 0xFFFF).to(tl.int32)),
         tl.where(lane == 2, token & 0xFFFF, 1 + (token >> 16)),
     )
-    value = tl.where(winner == _NO_CANDIDATE, 0, value)
+    value = tl.where(key == _NO_CANDIDATE, 0, value)
 
     # With SLOTS == 1 only the own slot is written. Else the slots of all ranks are, with zeros for
     # the others: no launch to clear the buffer, and no state that an aborted step could spoil.
@@ -138,13 +135,15 @@ def _finalize_kernel(
     position = tl.load(positions + row)
 
     # Each thread holds whole candidates, so that taking the lanes apart moves no data.
-    even, odd = tl.split(lanes.to(tl.int64).reshape(CANDIDATES, 2, 2))
+    even, odd = tl.split(lanes.to(tl.int32).reshape(CANDIDATES, 2, 2))
     key_high, id_low = tl.split(even)
     key_low, id_high = tl.split(odd)
+    key = (key_high.to(tl.int64) << 16) | key_low
     token = ((id_high - 1) << 16) | id_low
-    # 32 bits of key over 31 of id: non-negative, so -1 stands below every candidate.
-    pair = (((key_high << 16) | key_low) << 31) | (token ^ _INT32_MAX)
-    winner = tl.max(tl.where(id_high > 0, pair, -1), axis=0)
+    # One maximum settles score and tie: 32 bits of key over 31 bits of id, flipped so that the
+    # lower id is the higher number. No candidate is -1, below all others.
+    pair = (key << 31) | (token ^ _INT32_MAX)
+    winner = tl.max(tl.where(id_high > 0, pair, _NO_CANDIDATE), axis=0)
     token = (winner & _INT32_MAX) ^ _INT32_MAX
 
     tl.store(topk_p + row, 1.0)
@@ -260,7 +259,6 @@ def argmax_partials(
         shard,
         buffer,
         shard.stride(0),
-        width,
         max(0, min(width, vocab_size - first_id)),
         min(first_id, vocab_size),
         rank,
@@ -546,19 +544,14 @@ class DraftArgmaxExchange:
 @triton.jit
 def _best_of(scores, ids, counts, NAN_FIRST: tl.constexpr):
     """Reduce (score, id) pairs, of which those that count hold a real token, to the best."""
-    is_nan = counts & (scores != scores)
+    nan = counts & is_nan(scores)
+    numbers = tl.where(nan, float("-inf") if NAN_FIRST else _SINK_SCORE, scores)
+    best = tl.max(tl.where(counts, numbers, float("-inf")), axis=0)
+    wins = counts & (numbers == best)
     if NAN_FIRST:
-        numbers = tl.where(counts & (scores == scores), scores, float("-inf"))
-        best = tl.max(numbers, axis=0)
-        any_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
-        wins = tl.where(any_nan, is_nan, counts & (scores == best))
+        any_nan = tl.max(nan.to(tl.int32), axis=0) > 0
+        wins = tl.where(any_nan, nan, wins)
         best = tl.where(any_nan, float("nan"), best)
-    else:
-        # Compared as integers: the same bits as fl32(-1e30) on every backend.
-        sunk = tl.where(is_nan, _SINK_BITS, scores.to(tl.int32, bitcast=True))
-        numbers = tl.where(counts, sunk.to(tl.float32, bitcast=True), float("-inf"))
-        best = tl.max(numbers, axis=0)
-        wins = counts & (numbers == best)
     return best, tl.min(tl.where(wins, ids, _INT32_MAX), axis=0)
 
 
@@ -577,7 +570,7 @@ def _gathered_partials_kernel(
     row = tl.program_id(1).to(tl.int64)
     column = split * TILE + tl.arange(0, TILE)
     counts = column < vocab_size
-    scores = tl.load(logits + row * row_stride + column, mask=counts, other=0.0).to(tl.float32)
+    scores = _widen(tl.load(logits + row * row_stride + column, mask=counts, other=0.0))
     best, token = _best_of(scores, column, counts, NAN_FIRST)
     tl.store(values + row * splits + split, best)
     tl.store(ids + row * splits + split, token)
