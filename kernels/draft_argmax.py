@@ -376,7 +376,7 @@ def draft_argmax(
     ValueError
         If an argument is not as described, before anything is written.
     """
-    _check_call(
+    check_arguments(
         logits_shards, vocab_size, positions, draft_tokens, draft_token_column, nan_policy
     )
     rows = positions.shape[0]
@@ -619,7 +619,7 @@ def draft_argmax_baseline(
     This is the path that the exchange replaces. Parameters, returns and errors are those of
     `draft_argmax`.
     """
-    _check_call(
+    check_arguments(
         logits_shards, vocab_size, positions, draft_tokens, draft_token_column, nan_policy
     )
     rows = positions.shape[0]
@@ -845,7 +845,7 @@ def _check_outputs(
         )
 
 
-def _check_call(
+def check_arguments(
     shards: Sequence[torch.Tensor],
     vocab_size: int,
     positions: torch.Tensor,
@@ -853,6 +853,7 @@ def _check_call(
     draft_token_column: int,
     nan_policy: str,
 ) -> None:
+    """Raise the ValueError of `draft_argmax` if a call is not allowed."""
     _check_shards(shards)
     _check_vocab(vocab_size)
     total = sum(shard.shape[1] for shard in shards)
