@@ -176,7 +176,10 @@ def _bit_fill(view: Tensor, pattern: int) -> None:
     view.view(BITS[view.element_size()]).fill_(pattern)
 
 
-def _byte_fill(view: Tensor, byte: int) -> None:
+def byte_fill(view: Tensor, byte: int) -> None:
+    """Set every byte of a tensor; a bool becomes the byte's top bit."""
+    if not view.numel():
+        return
     if view.dtype is torch.bool:
         view.fill_(bool(byte & 0x80))
     else:
@@ -284,8 +287,7 @@ class _Block:
             lead = self.start % 16
             inner = self.memory[self.start - lead : end].clone()
             for leaf in self.storage.leaves:
-                if 0 not in leaf.shape:
-                    _byte_fill(leaf.view(inner, lead), 0)
+                byte_fill(leaf.view(inner, lead), 0)
             parts.append(inner[lead:])
         return parts
 
@@ -414,8 +416,8 @@ def filled(call: Mapping[str, Any], paths: set[str], byte: int) -> dict[str, Any
     """A copy of a call in which every byte of some leaves is `byte` (bools: its top bit)."""
     copied = clone(call)
     for path, tensor in leaves(copied).items():
-        if path in paths and tensor.numel():
-            _byte_fill(tensor, byte)
+        if path in paths:
+            byte_fill(tensor, byte)
     return copied
 
 

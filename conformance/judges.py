@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftproof.conformance.calls import BITS
-from draftproof.oracles.numerics import round_float64
+from draftproof.oracles.numerics import round_bf16
 
 CHUNK_ELEMENTS = 1 << 26
 """Elements compared at a time, so that a comparison needs little memory beside the tensors."""
@@ -135,6 +135,13 @@ class Anything:
         return "anything"
 
 
+def _rounded(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float64 bound rounded once, to nearest even, to bf16 or fp32."""
+    if bound.dtype is not torch.float64 or dtype not in (torch.bfloat16, torch.float32):
+        raise TypeError(f"no interval of {bound.dtype} bounds for a {dtype} output")
+    return round_bf16(bound) if dtype is torch.bfloat16 else bound.to(dtype)
+
+
 @dataclass(frozen=True)
 class RoundedInterval:
     """Between two bounds, for values that pass through exp, rsqrt or a long fp32 sum.
@@ -150,22 +157,23 @@ class RoundedInterval:
 
     bounds: Callable[[dict[str, Any], Mapping[str, Tensor], str], tuple[Tensor, Tensor]]
 
-    def _rounded(self, look: Look) -> tuple[Tensor, Tensor]:
+    def ends(self, look: Look) -> tuple[Tensor, Tensor]:
+        """Both bounds, rounded to the leaf's type."""
         lower, upper = self.bounds(look.before, look.got_all, look.path)
         return (
-            round_float64(lower.to(look.got.device), look.got.dtype),
-            round_float64(upper.to(look.got.device), look.got.dtype),
+            _rounded(lower.to(look.got.device), look.got.dtype),
+            _rounded(upper.to(look.got.device), look.got.dtype),
         )
 
     def wrong(self, look: Look) -> Tensor:
-        lower, upper = self._rounded(look)
+        lower, upper = self.ends(look)
         got = look.got.to(torch.float64)
         inside = (got >= lower.to(torch.float64)) & (got <= upper.to(torch.float64))
         due = is_nan(lower) & is_nan(upper)
         return torch.where(due, ~is_nan(look.got), ~inside)
 
     def wants(self, look: Look, index: tuple[int, ...]) -> str:
-        lower, upper = self._rounded(look)
+        lower, upper = self.ends(look)
         return f"between {show(lower[index])} and {show(upper[index])}"
 
 
@@ -199,7 +207,7 @@ class TopKSet:
             return wrong
         scores = self.scores(look.before).to(look.got.device, torch.float64)
         each = self.item_width(look.before)
-        rows, items = scores.shape
+        items = scores.shape[1]
         width = look.got.shape[1]
         item_of = torch.arange(width, device=scores.device) // each
         first = torch.arange(items, device=scores.device) * each
