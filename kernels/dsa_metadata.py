@@ -254,7 +254,9 @@ def _write_rows(
     Pages are read from memory a second time, not picked from the slots: they lie in the same
     lines, and neither load waits for the other.
     """
-    limit = _live_limit(kv_len, max_len)
+    # No pool row is negative. But a limit that needs the pool row keeps the compiler from loading
+    # it only after the length has arrived, which would cost every live program a memory latency.
+    limit = _live_limit(tl.where(pool_row >= 0, kv_len, 0), max_len)
     tokens = req_to_token[0] + pool_row.to(tl.int64) * req_to_token[1]
     if len(slot_tables) > 0:
         tiles = (limit + TILE - 1) // TILE
@@ -397,6 +399,8 @@ def _write_extend_row_lengths(
 ):
     """Write the lengths of every extend row; each row finds its request by comparing starts."""
     tl.store(dsa_cu_seqlens_k, 0)
+    # What rows past the last request see: the only row of a one-token extend of request 0.
+    padding = tl.load(seq_lens[0], mask=total_len > 0, other=0).to(tl.int32)
     total = 0
     for row_start in range(0, total_len, ROWS):
         row = row_start + tl.arange(0, ROWS)
@@ -416,8 +420,6 @@ def _write_extend_row_lengths(
             mine = (row[:, None] >= starts[None, :]) & (row[:, None] < ends[None, :])
             base += tl.sum(tl.where(mine, (seq - extend - starts + 1)[None, :], 0), 1)
             owned += tl.sum(shown, 0)
-        # Rows past the last request: the only row of a one-token extend of request 0.
-        padding = tl.load(seq_lens[0]).to(tl.int32)
         seen = tl.where(row < owned, tl.maximum(base + row, 0), padding)
         total = _store_row_lengths(
             seen, total, row, mask, topk, seqlens_expanded, dsa_cache_seqlens, dsa_cu_seqlens_k
@@ -552,6 +554,7 @@ def _extend_kernel(
     TILE: tl.constexpr,
     PAGES: tl.constexpr,
     LENGTHS: tl.constexpr,
+    REQUESTS: tl.constexpr,
     OWNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -561,20 +564,18 @@ def _extend_kernel(
     if level >= 2:
         kv_len = tl.load(seq_lens[0] + request.to(tl.int64) * seq_lens[1])
         pool_row = tl.load(req_pool_indices[0] + request.to(tl.int64) * req_pool_indices[1])
-        extend = _load_extends(extend_seq_lens, request, request < bs, total_len)
-        first_row = 0
-        for start in range(0, request, OWNERS):
-            before = start + tl.arange(0, OWNERS)
-            first_row += tl.sum(
-                _load_extends(extend_seq_lens, before, before < request, total_len), 0
-            )
+        # One vector and no loop over earlier requests, for the same reason.
+        others = tl.arange(0, REQUESTS)
+        extends = _load_extends(extend_seq_lens, others, others < bs, total_len)
+        first_row = tl.sum(tl.where(others < request, extends, 0), 0)
+        extend = tl.sum(tl.where(others == request, extends, 0), 0)
         row_count = tl.minimum(extend, total_len - first_row)
-        if row_count > 0:
-            _write_rows(
-                req_to_token, pool_row, kv_len, max_len, first_row.to(tl.int64), row_count,
-                slot_tables, slot_strides, page_tables, page_strides,
-                level - 2, tl.num_programs(1) - 2, PAGE_SHIFT, TILE, PAGES,
-            )  # fmt: skip
+        _write_rows(
+            req_to_token, pool_row, tl.where(row_count > 0, kv_len, 0), max_len,
+            first_row.to(tl.int64), row_count,
+            slot_tables, slot_strides, page_tables, page_strides,
+            level - 2, tl.num_programs(1) - 2, PAGE_SHIFT, TILE, PAGES,
+        )  # fmt: skip
     elif request == 0:
         if level == 0:
             _write_request_lengths(seq_lens, bs, 0, cache_seqlens, cu_seqlens_k, LENGTHS)
@@ -1214,7 +1215,6 @@ def _extend(
     batch.check_tables(*tables, total_len)
 
     extend_stride = 0 if static else extend_seq_lens.stride(0)
-    owners = _tile(batch.bs, OWNER_TILE)
     grid = (max(1, batch.bs), batch.programs(total_len, 2, bounded=bounded))
     with torch.cuda.device_of(req_to_token):
         _extend_kernel[grid](
@@ -1228,7 +1228,8 @@ def _extend(
             total_len,
             batch.max_len,
             batch.topk,
-            OWNERS=owners,
+            REQUESTS=max(MIN_TILE, triton.next_power_of_2(batch.bs)),
+            OWNERS=_tile(batch.bs, OWNER_TILE),
             ROWS=_tile(total_len, OWNER_ROWS_TILE),
             **batch.tiling(tables[0], batch.bs, bounded=bounded),
             **LAUNCH,
