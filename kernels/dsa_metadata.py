@@ -67,14 +67,15 @@ TILE = 1024
 PAGE_TILE = 128
 """Pages that a bounded program moves at a time where it writes no `page_table_1`."""
 
-LENGTHS_TILE = 1024
-"""Lengths (of requests or rows) that are summed at a time."""
+LENGTHS_TILE = 512
+"""Lengths (of requests or rows) that are summed at a time. A larger tile would cost all programs
+of the launch registers."""
 
 OWNER_TILE = 64
 """Requests that rows of a draft extend are compared with at a time."""
 
-OWNER_ROWS_TILE = 128
-"""Rows of a draft extend that look for their request at a time."""
+OWNER_PAIRS = 4096
+"""Pairs of a row and a request that are compared at a time; limited by registers too."""
 
 MIN_TILE = 16
 NUM_WARPS = 4
@@ -1215,6 +1216,7 @@ def _extend(
     batch.check_tables(*tables, total_len)
 
     extend_stride = 0 if static else extend_seq_lens.stride(0)
+    owners = _tile(batch.bs, OWNER_TILE)
     grid = (max(1, batch.bs), batch.programs(total_len, 2, bounded=bounded))
     with torch.cuda.device_of(req_to_token):
         _extend_kernel[grid](
@@ -1229,8 +1231,8 @@ def _extend(
             batch.max_len,
             batch.topk,
             REQUESTS=max(MIN_TILE, triton.next_power_of_2(batch.bs)),
-            OWNERS=_tile(batch.bs, OWNER_TILE),
-            ROWS=_tile(total_len, OWNER_ROWS_TILE),
+            OWNERS=owners,
+            ROWS=_tile(total_len, OWNER_PAIRS // owners),
             **batch.tiling(tables[0], batch.bs, bounded=bounded),
             **LAUNCH,
         )
