@@ -55,6 +55,11 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(BITS[tensor.element_size()])
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal bit for bit."""
+    return torch.equal(bits(one), bits(other))
+
+
 def is_nan(tensor: Tensor) -> Tensor:
     """Bool mask of NaNs, False for types that have none."""
     if tensor.dtype.itemsize == 1 and tensor.is_floating_point():
@@ -157,7 +162,8 @@ class RoundedInterval:
 
     bounds: Callable[[dict[str, Any], Mapping[str, Tensor], str], tuple[Tensor, Tensor]]
 
-    def _ends(self, look: Look) -> tuple[Tensor, Tensor]:
+    def ends(self, look: Look) -> tuple[Tensor, Tensor]:
+        """Both bounds, rounded to the leaf's type."""
         lower, upper = self.bounds(look.before, look.got_all, look.path)
         return (
             _rounded(lower.to(look.got.device), look.got.dtype),
@@ -165,14 +171,14 @@ class RoundedInterval:
         )
 
     def wrong(self, look: Look) -> Tensor:
-        lower, upper = self._ends(look)
+        lower, upper = self.ends(look)
         got = look.got.to(torch.float64)
         inside = (got >= lower.to(torch.float64)) & (got <= upper.to(torch.float64))
         due = is_nan(lower) & is_nan(upper)
         return torch.where(due, ~is_nan(look.got), ~inside)
 
     def wants(self, look: Look, index: tuple[int, ...]) -> str:
-        lower, upper = self._ends(look)
+        lower, upper = self.ends(look)
         return f"between {show(lower[index])} and {show(upper[index])}"
 
 
