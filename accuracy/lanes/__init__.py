@@ -1,4 +1,4 @@
-"""Accuracy lanes: what is asked, how, how often and by what margin, as validated and hashed data."""
+"""Accuracy lanes: what is asked, how, how often and by what margin, validated and hashed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 
 # What `--set` may change. A change to anything else (data, prompt, scorer, margin) makes another
 # question, not a modified one: it needs a lane file of its own.
-_SETTABLE_SECTIONS = ("sampling", "timeouts", "limits")
 _SETTABLE_FIELDS = ("repeats", "concurrency", "dataset.limit")
 
 # Documentation and provenance: they change nothing that is asked, so they stay out of the hash.
