@@ -13,11 +13,11 @@ is a minus sign, `{,}` a comma, `\\$` a `$`, `\\frac{a}{b}` (and dfrac, tfrac) i
     integer  = digits | 1 to 3 digits, then groups of "," and 3 digits
 
 Digits are ASCII. A run of digits, commas and points that is not a decimal (`1,00,000`, `1.2.3`), a
-zero denominator, a date (`3/4/2020`), a clock time (`7:30`), a power of ten (`1e3`) and a run of more
-than 100 characters have no value: they are read as no answer, never as their first digits. A point
-or comma behind a number ends a sentence. Units, a percent sign and brackets are not looked at: `18%`
-is 18. Leading zeros are allowed: `018` is 18. A number that the token limit cut is read as it stands.
-Values are exact fractions, so 18.50 equals 18.5 and 1/3 equals nothing decimal.
+zero denominator, a date (`3/4/2020`), a clock time (`7:30`), a power of ten (`1e3`) and a run of
+more than 100 characters have no value: they are read as no answer, never as their first digits. A
+point or comma behind a number ends a sentence. Units, a percent sign and brackets are not looked
+at: `18%` is 18. Leading zeros are allowed: `018` is 18. A number that the token limit cut is read
+as it stands. Values are exact fractions, so 18.50 equals 18.5 and 1/3 equals nothing decimal.
 """
 
 from __future__ import annotations
@@ -223,7 +223,5 @@ def score_arithmetic(text: str, label: str) -> Scored:
 
 
 def _last_value(text: str) -> Fraction | None:
-    last = None
-    for last in _NUMBER.finditer(_one_spelling(text)):
-        pass
-    return _value(last) if last else None
+    matches = list(_NUMBER.finditer(_one_spelling(text)))
+    return _value(matches[-1]) if matches else None

@@ -297,11 +297,7 @@ def _settable_path(given: str) -> str:
     sections = {"sampling": Sampling, "timeouts": Timeouts, "limits": Limits}
     settable = [
         *_SETTABLE_FIELDS,
-        *(
-            f"{name}.{field}"
-            for name in _SETTABLE_SECTIONS
-            for field in sections[name].model_fields
-        ),
+        *(f"{name}.{field}" for name, kind in sections.items() for field in kind.model_fields),
     ]
     for path in settable:
         if given in (path, path.rpartition(".")[2]):
