@@ -1,4 +1,4 @@
-"""Accuracy lanes: what is asked, how, how often and by what margin, as validated and hashed data."""
+"""Accuracy lanes: what is asked, how, how often and by what margin, validated and hashed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 
 # What `--set` may change. A change to anything else (data, prompt, scorer, margin) makes another
 # question, not a modified one: it needs a lane file of its own.
-_SETTABLE_SECTIONS = ("sampling", "timeouts", "limits")
 _SETTABLE_FIELDS = ("repeats", "concurrency", "dataset.limit")
 
 # Documentation and provenance: they change nothing that is asked, so they stay out of the hash.
@@ -298,11 +297,7 @@ def _settable_path(given: str) -> str:
     sections = {"sampling": Sampling, "timeouts": Timeouts, "limits": Limits}
     settable = [
         *_SETTABLE_FIELDS,
-        *(
-            f"{name}.{field}"
-            for name in _SETTABLE_SECTIONS
-            for field in sections[name].model_fields
-        ),
+        *(f"{name}.{field}" for name, kind in sections.items() for field in kind.model_fields),
     ]
     for path in settable:
         if given in (path, path.rpartition(".")[2]):
