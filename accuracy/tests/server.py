@@ -132,7 +132,9 @@ class Server:
             return await self.send_json(
                 writer, status, {"error": {"message": message, "type": "BadRequestError"}}
             )
-        last = float("inf") if now["fault_count"] is None else now["fault_from"] + now["fault_count"]
+        last = (
+            float("inf") if now["fault_count"] is None else now["fault_from"] + now["fault_count"]
+        )
         fault = now["fault"] if now["fault_from"] <= number < last else None
         if fault == "status":
             message = {"error": {"message": "told to fail"}}
@@ -322,9 +324,7 @@ class Server:
     async def send_json(self, writer: asyncio.StreamWriter, status: int, value: Any) -> None:
         await self.send(writer, status, "application/json", json.dumps(value).encode())
 
-    async def send(
-        self, writer: asyncio.StreamWriter, status: int, kind: str, body: bytes
-    ) -> None:
+    async def send(self, writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> None:
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
