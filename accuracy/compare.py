@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
 from draftproof.accuracy import stats
 from draftproof.accuracy.report import comparison_text, write_comparison
 from draftproof.accuracy.runs import NotAMeasurement, Run, load_measurement
-from rich.console import Console
 
 SCHEMA = "draftproof.accuracy-compare/1"
 SCHEMA_FILE = Path(__file__).with_name("compare.schema.json")
@@ -262,9 +263,9 @@ def compare(
     for arm in arms:
         for one, two in pairwise(arm.runs):
             floor = _contrast(Arm("A", [one]), Arm("B", [two]), margin)
-            noise_floor.append(
-                {"arm": arm.name, "runs": [str(one.folder), str(two.folder)], **floor}
-            )
+            told = {key: floor[key] for key in _FLOOR_KEYS}
+            folders = [str(one.folder), str(two.folder)]
+            noise_floor.append({"arm": arm.name, "runs": folders, **told})
             if floor["interval"]["low"] > 0 or floor["interval"]["high"] < 0:
                 flags.append(
                     f"two runs of {arm.name} differ by more than their interval allows: {arm.name} "

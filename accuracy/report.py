@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+
 from draftproof.accuracy.runs import Run, load_run
 
 PLOT_FILE = "plot.svg"
