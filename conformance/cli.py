@@ -1,0 +1,314 @@
+"""The `draftproof` command: a thin front over pytest, and the tools for case files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+
+from draftproof.conformance.plugin import HERE
+
+OK, MISMATCH, USAGE, FAULT = 0, 1, 2, 3
+"""Exit codes: all as it should be; a mismatch or nothing compared; bad usage or input; our fault."""
+
+PLUGINS = ("draftproof.conformance.plugin", "xdist.plugin", "pytest_timeout")
+"""What the suite's own pytest loads; whatever else is installed stays out of it."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Golden oracles and bit-exact conformance for the kernels of speculative decoding.",
+)
+golden_app = typer.Typer(no_args_is_help=True, help="Golden vectors: check ours, export them.")
+app.add_typer(golden_app, name="golden")
+
+
+class Device(str, Enum):
+    """Where kernels run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Profile(str, Enum):
+    """How much is run."""
+
+    QUICK = "quick"
+    FULL = "full"
+    SOAK = "soak"
+
+
+class Refused(Exception):
+    """Bad usage or input: one clear line, exit 2."""
+
+
+# Optional[...] rather than X | None: Typer reads these annotations at run time on Python 3.10.
+OpOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--op", metavar="NAME", help="Only this op; may be repeated."),
+]
+ImplOption = Annotated[
+    str,
+    typer.Option(
+        "--impl", metavar="SPEC", help="triton, baseline, oracle, FILE.py or module[:attr]."
+    ),
+]
+DeviceOption = Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")]
+ProfileOption = Annotated[Profile, typer.Option("--profile", help="How much is run.")]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of cases and fuzzing.")]
+JsonOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--json", metavar="FILE", help="Write the results as JSON."),
+]
+
+
+@app.command("list")
+def list_command(
+    device: DeviceOption = Device.AUTO,
+) -> None:
+    """Ops, contracts, checks, implementations, and what can run here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from draftproof.conformance.implementations import PROJECT
+    from draftproof.conformance.spec import CHECKS, load_mutants, load_specs
+
+    where = _device(device)
+    mutants, variants = load_mutants()
+    table = Table()
+    for column in ("op", "what it does", "contract", "cases", "bad inputs", "mutants", "variants"):
+        table.add_column(column, no_wrap=column == "op")
+    for spec in load_specs().values():
+        contract = ", ".join(sorted({type(effect.judge).__name__ for effect in spec.effects}))
+        table.add_row(
+            spec.name,
+            spec.summary,
+            contract,
+            str(len(spec.cases)),
+            str(len(spec.bad_inputs)),
+            str(sum(mutant.op == spec.name for mutant in mutants)),
+            str(sum(variant.op == spec.name for variant in variants)),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    console.print(f"implementations: {', '.join(PROJECT)}, FILE.py, module[:attr]", markup=False)
+    console.print(f"checks: {', '.join(CHECKS)}", markup=False)
+    if where == "cuda":
+        import torch
+
+        console.print(f"here: {torch.cuda.get_device_name(0)}; every check can run")
+    else:
+        console.print(
+            "here: no CUDA device; kernels run under the Triton interpreter, and the check graph "
+            "is skipped"
+        )
+
+
+@app.command()
+def verify(
+    op: OpOption = None,
+    impl: ImplOption = "triton",
+    device: DeviceOption = Device.AUTO,
+    profile: ProfileOption = Profile.QUICK,
+    seed: SeedOption = 0,
+    json: JsonOption = None,
+) -> None:
+    """Hold an implementation against the oracles, bit for bit."""
+    _writable(json)
+    arguments = [
+        str(HERE / "test_ops.py"),
+        f"--dp-impl={impl}",
+        f"--dp-device={device.value}",
+        f"--dp-profile={profile.value}",
+        f"--dp-seed={seed}",
+        *(f"--dp-op={name}" for name in op or ()),
+        *([f"--dp-json={json}"] if json else []),
+    ]
+    raise typer.Exit(_pytest(arguments))
+
+
+@app.command()
+def replay(
+    case: Annotated[Path, typer.Argument(metavar="CASE", help="A case file (.json).")],
+    impl: ImplOption = "triton",
+    device: DeviceOption = Device.AUTO,
+) -> None:
+    """Run one saved call on any implementation."""
+    from draftproof.conformance.replay import replay_file
+
+    raise typer.Exit(replay_file(case, impl, _device(device)))
+
+
+@app.command()
+def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
+    """Run wrong implementations, which must be caught, and correct variants, which must pass."""
+    from draftproof.conformance.spec import load_mutants, load_specs
+
+    known = list(load_specs())
+    for name in op or ():
+        if name not in known:
+            raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    subjects = [*load_mutants()[0], *load_mutants()[1]]
+    if not any(subject.op in (op or known) for subject in subjects):
+        raise Refused("there are no mutants of these ops")
+    arguments = [
+        str(HERE / "test_mutants.py"),
+        f"--dp-device={device.value}",
+        *(f"--dp-op={name}" for name in op or ()),
+    ]
+    raise typer.Exit(_pytest(arguments))
+
+
+@golden_app.command("check")
+def golden_check(op: OpOption = None) -> None:
+    """Hold the golden vectors against the oracles and their manifest."""
+    from draftproof.conformance.vectors import check
+
+    raise typer.Exit(check(_ops(op)))
+
+
+@golden_app.command("export")
+def golden_export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    op: OpOption = None,
+) -> None:
+    """Write golden vectors: case files with the oracle's outputs, and a manifest."""
+    from draftproof.conformance.vectors import export
+
+    raise typer.Exit(export(folder, _ops(op)))
+
+
+@app.command()
+def bench(
+    op: OpOption = None,
+    device: DeviceOption = Device.AUTO,
+    json: JsonOption = None,
+) -> None:
+    """Time the kernels against their baselines, in one run."""
+    _writable(json)
+    arguments = [
+        str(HERE / "test_bench.py"),
+        "-p",
+        "pytest_benchmark.plugin",
+        f"--dp-device={device.value}",
+        *(f"--dp-op={name}" for name in op or ()),
+        *([f"--dp-json={json}"] if json else []),
+    ]
+    raise typer.Exit(_pytest(arguments))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def accuracy(context: typer.Context) -> None:
+    """Ask a live server whether the model still answers as well: list, run, compare."""
+    try:
+        from draftproof.accuracy.cli import app as accuracy_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("draftproof"):
+            raise
+        raise Refused(
+            f"accuracy needs the package {error.name}: pip install 'draftproof[accuracy]'"
+        ) from error
+    accuracy_app(context.args, prog_name="draftproof accuracy", standalone_mode=False)
+
+
+def _ops(names: list[str] | None) -> list[str]:
+    from draftproof.conformance.spec import load_specs
+
+    known = list(load_specs())
+    for name in names or ():
+        if name not in known:
+            raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    return names or known
+
+
+def _writable(path: Path | None) -> None:
+    """Refuse an output file that could not be written, before hours are spent on its content."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise Refused(f"--json {path}: not a file in an existing folder")
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise Refused(f"--json {path}: cannot be written ({error.strerror})") from error
+
+
+def _device(asked: Device) -> str:
+    import pytest
+
+    from draftproof.conformance.plugin import choose_device
+
+    try:
+        return choose_device(asked.value)
+    except pytest.UsageError as error:
+        raise Refused(str(error)) from error
+
+
+def _pytest(arguments: list[str]) -> int:
+    """Run the suite's own pytest, apart from the settings of the folder that one stands in."""
+    import pytest
+
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
+    code = pytest.main(
+        [
+            *("-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE), "--noconftest"),
+            *("-q", "--no-header", "--tb=short", "-rN", "--disable-warnings"),
+            *plugins,
+            *arguments,
+        ]
+    )
+    return {
+        pytest.ExitCode.OK: OK,
+        pytest.ExitCode.TESTS_FAILED: MISMATCH,
+        pytest.ExitCode.NO_TESTS_COLLECTED: MISMATCH,
+        pytest.ExitCode.INTERRUPTED: MISMATCH,
+        pytest.ExitCode.USAGE_ERROR: USAGE,
+    }.get(pytest.ExitCode(code), FAULT)
+
+
+def _say(message: str) -> None:
+    print(f"draftproof: {' '.join(message.split())}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    from draftproof.conformance.casefile import BadCaseFile
+    from draftproof.conformance.implementations import BadImplementation
+
+    try:
+        code: Any = app(arguments, prog_name="draftproof", standalone_mode=False)
+    except (Refused, BadCaseFile, BadImplementation) as error:
+        _say(str(error))
+        code = USAGE
+    except KeyboardInterrupt:
+        _say("interrupted")
+        code = 130
+    except Exception as error:
+        # Typer's usage errors come from click or from its own copy of click.
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        _say(str(describe()) or "see --help")
+        code = USAGE
+    sys.stdout.flush()
+    raise SystemExit(int(code or 0))
+
+
+if __name__ == "__main__":
+    main()

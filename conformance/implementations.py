@@ -1,0 +1,224 @@
+"""What can be put under test: the project's own code, a file, a module, or one function."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PROJECT = ("triton", "baseline", "oracle")
+"""Implementations that come with the project."""
+
+PROBE_SECONDS = 120
+"""How long importing a file from outside may take before the run is refused."""
+
+
+class BadImplementation(ValueError):
+    """An implementation that cannot be used; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Functions named after ops.
+
+    Parameters
+    ----------
+    name : str
+        As the user gave it.
+    outside : bool
+        Whether the code is not the project's own: then it runs in workers with a time limit, and
+        its errors need not name arguments.
+    lookup : callable
+        `lookup(op) -> function or None`.
+    not_capturable : mapping of str to str
+        Reason by op for which a CUDA graph cannot be captured; "*" for all.
+    """
+
+    name: str
+    outside: bool
+    lookup: Callable[[str], Callable[..., Any] | None]
+    not_capturable: Mapping[str, str] = field(default_factory=dict)
+
+    def get(self, op: str) -> Callable[..., Any] | None:
+        """The function for an op, or None where the implementation has none."""
+        return self.lookup(op)
+
+    def graph_reason(self, op: str) -> str | None:
+        """Why the op cannot be captured in a CUDA graph, or None."""
+        return self.not_capturable.get(op, self.not_capturable.get("*"))
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name given to `--impl` means code from outside the project."""
+    return name not in PROJECT
+
+
+def resolve(name: str) -> Implementation:
+    """Load an implementation into this process.
+
+    Parameters
+    ----------
+    name : str
+        "triton", "baseline", "oracle", a path to a `.py` file, or `module[:attr]`.
+
+    Raises
+    ------
+    BadImplementation
+        If there is no such file or module, it cannot be imported, or the attribute is missing.
+    """
+    if name in PROJECT:
+        reasons = {"*": "the oracle is not made for capture"} if name == "oracle" else {}
+        return Implementation(name, False, lambda op: _own(name, op), reasons)
+    holder = _load(name)
+
+    def lookup(op: str) -> Callable[..., Any] | None:
+        if isinstance(holder, Mapping):
+            function = holder.get(op)
+        elif getattr(holder, "__name__", None) == op and callable(holder):
+            function = holder
+        else:
+            function = getattr(holder, op, None)
+        if function is not None and not callable(function):
+            raise BadImplementation(
+                f"--impl {name}: {op} is a {type(function).__name__}, not a function"
+            )
+        return function
+
+    return Implementation(name, True, lookup)
+
+
+def _own(name: str, op: str) -> Callable[..., Any] | None:
+    from draftproof.conformance.spec import load_specs
+
+    module, attribute = load_specs()[op].implementations[name].split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _load(name: str) -> Any:
+    if name.endswith(".py"):
+        return _load_file(name)
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        # A module is also looked up where the user stands, after everything installed.
+        sys.path.append(os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise BadImplementation(f"--impl {name}: importing it failed: {error}") from error
+        hint = (
+            ""
+            if "." in module_name or ":" in name
+            else (f" (known: {', '.join(PROJECT)}, a path ending in .py, or module[:attr])")
+        )
+        raise BadImplementation(f"--impl {name}: no module named {error.name!r}{hint}") from error
+    except Exception as error:
+        raise BadImplementation(
+            f"--impl {name}: importing it failed: {type(error).__name__}: {error}"
+        ) from error
+    for part in filter(None, attribute.split(".")):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise BadImplementation(
+                f"--impl {name}: {module_name} has no attribute {attribute!r}"
+            ) from None
+    return found
+
+
+def _load_file(name: str) -> ModuleType:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise BadImplementation(f"--impl {name}: no such file")
+    path = path.resolve()
+    # A name of its own, so that a file called torch.py or two of one name do no harm.
+    unique = f"draftproof_impl_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path)
+    if spec is None or spec.loader is None:
+        raise BadImplementation(f"--impl {name}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    # Its neighbours are importable, as they are for a script.
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[unique]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise BadImplementation(
+            f"--impl {name}: importing it failed: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+@dataclass(frozen=True)
+class Provided:
+    """What a probe of an implementation from outside found."""
+
+    ops: tuple[str, ...]
+    problem: str | None = None
+
+
+def probe(name: str, ops: list[str], *, seconds: float = PROBE_SECONDS) -> Provided:
+    """Import an implementation in a child process and list the ops that it defines.
+
+    The parent stays clean of code that may hang, crash, or import Triton in the wrong mode.
+
+    Parameters
+    ----------
+    name : str
+        As for `resolve`.
+    ops : list of str
+        Names to look for.
+    seconds : float
+        Time limit.
+    """
+    command = [sys.executable, "-c", _PROBE, name, json.dumps(ops)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Provided((), f"--impl {name}: importing it took longer than {seconds:g} s")
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            return Provided(**json.loads(line[len(_MARK) :]))
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Provided(
+        (), f"--impl {name}: importing it ended the process ({done.returncode}): {last}"
+    )
+
+
+_MARK = "draftproof-probe:"
+_PROBE = """
+import json, sys
+if sys.path and sys.path[0] in ("", "."):
+    del sys.path[0]
+from draftproof.conformance import implementations
+print(implementations.probe_here(sys.argv[1], json.loads(sys.argv[2])))
+"""
+
+
+def probe_here(name: str, ops: list[str]) -> str:
+    """The child's half of `probe`: one marked line of JSON."""
+    try:
+        found = resolve(name)
+        result = Provided(tuple(op for op in ops if found.get(op) is not None))
+        if not result.ops:
+            result = Provided((), f"--impl {name}: defines none of the ops {', '.join(ops)}")
+    except BadImplementation as error:
+        result = Provided((), str(error))
+    return _MARK + json.dumps(dataclasses.asdict(result))

@@ -1,0 +1,461 @@
+"""The pytest plugin: options `--dp-*`, one test item per (op, check, case), and the report.
+
+Load it with `-p draftproof.conformance.plugin`. It acts only in runs that ask for the conformance
+suite; in others it does nothing but offer its options.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+ON_DEMAND = ("tests", "test_mutants.py", "test_bench.py")
+"""What `pytest conformance` leaves out unless it is named: the suite's tests of itself, mutants
+and benchmarks."""
+
+ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
+"""Folders of a checkout, imported as `draftproof.<room>`."""
+
+GRACE_SECONDS = 15
+"""How much longer than its limit a check may take before its whole worker is ended."""
+
+PROPERTY = "draftproof"
+"""Name of the user property in which a result travels, so that xdist keeps it."""
+
+_SETTINGS = pytest.StashKey[Any]()
+_REPORT = pytest.StashKey[Any]()
+_RUNNER = pytest.StashKey[Any]()
+_DEVICE = pytest.StashKey[str]()
+
+pytest.register_assert_rewrite(*(f"draftproof.{room}.tests" for room in ROOMS))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, all prefixed `--dp-`."""
+    group = parser.getgroup("draftproof", "draftproof conformance")
+    group.addoption(
+        "--dp-impl",
+        default=None,
+        metavar="SPEC",
+        help="triton (default), baseline, oracle, a path to a .py file, or module[:attr]",
+    )
+    group.addoption("--dp-op", action="append", default=None, metavar="NAME", help="only this op")
+    group.addoption("--dp-device", default="auto", choices=("auto", "cpu", "cuda"))
+    group.addoption("--dp-profile", default="quick", choices=("quick", "full", "soak"))
+    group.addoption("--dp-seed", type=int, default=0, metavar="N", help="seed of cases and fuzzing")
+    group.addoption("--dp-json", default=None, metavar="FILE", help="write the results as JSON")
+    group.addoption(
+        "--dp-failures",
+        default="draftproof-failures",
+        metavar="DIR",
+        help="folder for case files of failing calls",
+    )
+    group.addoption(
+        "--dp-timeout",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="limit of one check of an implementation from outside",
+    )
+
+
+# ---------------------------------------------------------------- before Triton is imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> None:
+    """Choose the device and the interpreter, and spread code from outside over workers."""
+    options = early_config.known_args_namespace
+    if not _is_ours(early_config, args):
+        return
+    device = choose_device(options.dp_device)
+    early_config.stash[_DEVICE] = device
+    if _outside(options.dp_impl) and getattr(options, "numprocesses", None) is None:
+        workers = min(2 if device == "cpu" else 4, os.cpu_count() or 1)
+        args[:] = ["-n", str(workers), "--max-worker-restart", "1000", *args]
+
+
+def _is_ours(config: pytest.Config, args: list[str]) -> bool:
+    if any(argument.startswith("--dp-") for argument in args):
+        return True
+    options = config.known_args_namespace
+    named = list(options.file_or_dir)
+    in_checkout = config.rootpath.resolve() == ROOT
+    if not named and in_checkout and config.invocation_params.dir.resolve() == ROOT:
+        named = list(config.getini("testpaths"))
+    for name in named:
+        place = name.split("::")[0]
+        if options.pyargs and place.split(".")[:2] == ["draftproof", "conformance"]:
+            return True
+        path = (config.invocation_params.dir / place).resolve()
+        if path.is_relative_to(HERE) or (in_checkout and HERE.is_relative_to(path)):
+            return True
+    return False
+
+
+def _outside(name: str | None) -> bool:
+    from draftproof.conformance.implementations import is_outside
+
+    return name is not None and is_outside(name)
+
+
+def choose_device(asked: str) -> str:
+    """Pick "cpu" or "cuda", and switch the interpreter on where the CPU serves."""
+    import torch
+
+    wanted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise pytest.UsageError("--device cuda: torch sees no CUDA device here")
+    if asked == "cuda" and wanted:
+        raise pytest.UsageError("--device cuda: TRITON_INTERPRET is set; unset it to run on a GPU")
+    device = "cuda" if asked != "cpu" and has_cuda and not wanted else "cpu"
+    triton = sys.modules.get("triton")
+    if triton is not None and bool(triton.knobs.runtime.interpret) != (device == "cpu"):
+        mode = "compiled" if device == "cpu" else "interpreted"
+        raise pytest.UsageError(
+            f"triton was imported in {mode} mode before this run could choose the device {device}: "
+            "import it later, or set TRITON_INTERPRET to "
+            f"{'1' if device == 'cpu' else '0'} before the run"
+        )
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    return device
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Resolve the options of a run that is ours; a worker takes them from its controller."""
+    workerinput = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        if "draftproof" in workerinput:
+            from draftproof.conformance.session import Runner, Settings
+
+            settings = Settings.load(workerinput["draftproof"])
+            config.stash[_SETTINGS] = settings
+            config.stash[_RUNNER] = Runner(settings, workerinput["workerid"])
+        return
+    device = config.stash.get(_DEVICE, None)
+    if device is None or config.option.help:
+        return
+    from draftproof.conformance.session import Report, Runner
+
+    settings = _settings(config, device)
+    config.stash[_SETTINGS] = settings
+    config.stash[_REPORT] = Report()
+    config.stash[_RUNNER] = Runner(settings)
+
+
+def _settings(config: pytest.Config, device: str) -> Any:
+    from draftproof.conformance.implementations import probe
+    from draftproof.conformance.session import Settings
+    from draftproof.conformance.spec import load_specs
+
+    known = list(load_specs())
+    ops = tuple(dict.fromkeys(config.option.dp_op or known))
+    for op in ops:
+        if op not in known:
+            raise pytest.UsageError(f"--op {op}: no such op (known: {', '.join(known)})")
+    name = config.option.dp_impl or "triton"
+    provided = None
+    if _outside(name):
+        found = probe(name, known)
+        if found.problem:
+            raise pytest.UsageError(found.problem)
+        provided = found.ops
+    return Settings(
+        implementation=name,
+        ops=ops,
+        device=device,
+        profile=config.option.dp_profile,
+        seed=config.option.dp_seed,
+        failures=config.option.dp_failures,
+        provided=provided,
+        scratch=tempfile.mkdtemp(prefix="draftproof-") if provided is not None else None,
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the settings to an xdist worker."""
+    settings = node.config.stash.get(_SETTINGS, None)
+    if settings is not None:
+        node.workerinput["draftproof"] = settings.dump()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the workers' notes."""
+    settings = config.stash.get(_SETTINGS, None)
+    if settings is not None and settings.scratch and not hasattr(config, "workerinput"):
+        shutil.rmtree(settings.scratch, ignore_errors=True)
+
+
+def settings_of(config: pytest.Config) -> Any:
+    """The settings of a run, or a usage error in a run that is not ours."""
+    settings = config.stash.get(_SETTINGS, None)
+    if settings is None:
+        raise pytest.UsageError("this run does not name draftproof.conformance or a --dp- option")
+    return settings
+
+
+# ---------------------------------------------------------------- collection
+
+
+def _room_module(path: Path) -> str | None:
+    """The import name of a file in a room, or None."""
+    if path.suffix != ".py":
+        return None
+    try:
+        parts = path.resolve().relative_to(ROOT).with_suffix("").parts
+    except ValueError:
+        return None
+    if not parts or parts[0] not in ROOMS:
+        return None
+    return ".".join(("draftproof", *parts))
+
+
+class RoomModule(pytest.Module):
+    """A test file imported under its real name, so that there is one copy of every module."""
+
+    def _getobj(self) -> Any:
+        name = _room_module(self.path)
+        assert name is not None
+        try:
+            return importlib.import_module(name)
+        except Exception as error:
+            raise self.CollectError(f"importing {name} failed: {error!r}") from error
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
+    """Import the rooms' test files as `draftproof.<room>.*`."""
+    if _room_module(module_path) is not None:
+        return RoomModule.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> Any:
+    """Keep pytest from importing a room's `__init__.py` under a bare name."""
+    if (path / "__init__.py").is_file() and _room_module(path / "__init__.py") is not None:
+        return pytest.Dir.from_parent(parent, path=path)
+    return None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what `pytest conformance` does not mean, unless it is named."""
+    path = collection_path.resolve()
+    if path.parent != HERE or path.name not in ON_DEMAND:
+        return None
+    for argument in config.args:
+        named = (config.invocation_params.dir / argument.split("::")[0]).resolve()
+        if named.is_relative_to(path):
+            return None
+    return True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one item for every job of the run."""
+    if "dp_job" in metafunc.fixturenames:
+        from draftproof.conformance.session import jobs
+
+        found = jobs(settings_of(metafunc.config))
+        metafunc.parametrize("dp_job", found, ids=[job.id for job in found])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give every check of code from outside a time limit."""
+    settings = config.stash.get(_SETTINGS, None)
+    if settings is None or settings.provided is None:
+        return
+    limit = _limit(config)
+    for item in items:
+        if _job_of(item.nodeid) is not None:
+            item.add_marker(pytest.mark.timeout(limit, method="signal"))
+
+
+def _limit(config: pytest.Config) -> float:
+    from draftproof.conformance.session import TIMEOUT_SECONDS
+
+    return config.option.dp_timeout or TIMEOUT_SECONDS[config.option.dp_profile]
+
+
+def _job_of(node: str) -> Any:
+    from draftproof.conformance.session import Job
+
+    return Job.from_node(node)
+
+
+# ---------------------------------------------------------------- running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End a worker that hangs where Python cannot be interrupted."""
+    settings = item.config.stash.get(_SETTINGS, None)
+    if (
+        settings is None
+        or settings.scratch is None
+        or not hasattr(item.config, "workerinput")
+        or _job_of(item.nodeid) is None
+    ):
+        return (yield)
+    with (Path(settings.scratch) / "watchdog").open("w") as file:
+        faulthandler.dump_traceback_later(_limit(item.config) + GRACE_SECONDS, exit=True, file=file)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def dp_runner(request: pytest.FixtureRequest) -> Any:
+    """The runner of this process."""
+    settings_of(request.config)
+    return request.config.stash[_RUNNER]
+
+
+def leave_lost_device(config: pytest.Config, text: str) -> None:
+    """End this worker if a fault has taken its CUDA context with it; a new one is started."""
+    settings = config.stash.get(_SETTINGS, None)
+    if settings is None or settings.device != "cuda" or not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        config.stash[_RUNNER].note(f"the CUDA context was lost\n{text}")
+        os._exit(70)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
+    """Turn a dead worker into one failed line that says what it was doing."""
+    job = _job_of(crashitem)
+    config = sched.config
+    settings = config.stash.get(_SETTINGS, None)
+    if job is None or settings is None:
+        return
+    from draftproof.conformance.session import last_note
+
+    note = last_note(settings, report.node.gateway.id)
+    watchdog = Path(settings.scratch or "") / "watchdog"
+    hung = watchdog.is_file() and "Timeout" in watchdog.read_text(errors="replace")
+    if hung:
+        watchdog.write_text("")
+    what = f"exceeded {_limit(config):g} s and could not be interrupted" if hung else "crashed"
+    detail = (
+        f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
+        f"the process that ran it {what}"
+    )
+    if note:
+        detail += f"\n  {note}"
+    detail += (
+        f"\n  run again: draftproof verify --op {job.op} --impl {settings.implementation} "
+        f"--profile {settings.profile} --seed {settings.seed}"
+    )
+    report.longrepr = detail
+
+
+class Gatherer:
+    """Collects results in the controlling process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take a result from its user property, or make one for a check that never got so far."""
+        from draftproof.conformance.session import Result, strike
+
+        job = _job_of(report.nodeid)
+        if job is None:
+            return
+        settings, gathered = self.config.stash[_SETTINGS], self.config.stash[_REPORT]
+        for name, value in report.user_properties:
+            if name == PROPERTY and report.when == "call":
+                gathered.results.append(Result(**value))
+                return
+        if report.failed:
+            strike(settings, job)
+            detail = report.longreprtext or str(report.longrepr)
+            gathered.results.append(
+                Result(
+                    job.op,
+                    job.check,
+                    job.case,
+                    settings.implementation,
+                    "failed",
+                    round(report.duration, 4) if hasattr(report, "duration") else 0.0,
+                    detail,
+                )
+            )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Gather results where the reports arrive."""
+    if _REPORT in session.config.stash:
+        session.config.pluginmanager.register(Gatherer(session.config), "draftproof-gatherer")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the JSON; a run in which nothing was compared fails."""
+    config = session.config
+    report = config.stash.get(_REPORT, None)
+    if report is None or not _ran_ops(session):
+        return
+    settings = config.stash[_SETTINGS]
+    if not report.compared and session.exitstatus in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if config.option.dp_json:
+        import json
+
+        from draftproof.conformance.environment import describe
+
+        document = report.document(settings, describe(settings.device))
+        Path(config.option.dp_json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _ran_ops(session: pytest.Session) -> bool:
+    """Whether the run was meant to hold ops against their contracts."""
+    if session.config.option.collectonly:
+        return False
+    report = session.config.stash[_REPORT]
+    if report.results:
+        return True
+    return any(_job_of(item.nodeid) is not None for item in getattr(session, "items", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """End with the table op x check."""
+    report = config.stash.get(_REPORT, None)
+    if report is None or not report.results:
+        return
+    from draftproof.conformance.report import summary
+
+    writer = terminalreporter._tw
+    terminalreporter.section("draftproof")
+    text = summary(
+        report, config.stash[_SETTINGS], width=writer.fullwidth, colour=bool(writer.hasmarkup)
+    )
+    terminalreporter.write_line(text)

@@ -1,0 +1,83 @@
+"""The end of a run on a terminal: a table op x check, and what did not run."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draftproof.conformance.session import Report, Settings
+from draftproof.conformance.spec import CHECKS
+
+_SIGNS = {
+    "passed": ("ok", "green"),
+    "failed": ("FAILED", "bold red"),
+    "error": ("ERROR", "bold magenta"),
+    "skipped": ("skipped", "yellow"),
+    "not_provided": ("not provided", "yellow"),
+}
+
+
+def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> str:
+    """The table and the lines below it.
+
+    Parameters
+    ----------
+    report : Report
+    settings : Settings
+    width : int
+        Columns of the terminal.
+    colour : bool
+        Whether to write escape codes.
+    """
+    console = Console(
+        file=io.StringIO(), width=max(width, 60), force_terminal=colour, no_color=not colour
+    )
+    table = Table(title=f"{settings.implementation} on {settings.device}, {settings.profile}")
+    table.add_column("op", no_wrap=True)
+    for check in CHECKS:
+        table.add_column(check)
+    cells: dict[tuple[str, str], Counter[str]] = {}
+    for result in report.results:
+        cells.setdefault((result.op, result.check), Counter())[result.status] += 1
+    for op in settings.ops:
+        if (op, "all") in cells:
+            table.add_row(op, Text("not provided", style="yellow"), *[""] * (len(CHECKS) - 1))
+            continue
+        table.add_row(op, *[_cell(cells.get((op, check), Counter())) for check in CHECKS])
+    console.print(table)
+    for reason, count in _reasons(report).most_common():
+        console.print(f"skipped {count}: {reason}", highlight=False, markup=False)
+    provided = [op for op in settings.ops if (op, "all") not in cells]
+    if missing := report.unexercised(provided, CHECKS):
+        pairs = ", ".join(f"{op}/{check}" for op, check in missing)
+        console.print(f"nothing compared: {pairs}", highlight=False, markup=False)
+    totals = report.totals()
+    words = ", ".join(
+        f"{totals[status]} {status.replace('_', ' ')}" for status in _SIGNS if totals[status]
+    )
+    console.print(f"{report.compared} compared: {words or 'nothing ran'}", highlight=False)
+    if not report.compared:
+        console.print("nothing was compared: the run fails", style="bold red", highlight=False)
+    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+
+
+def _cell(counts: Counter[str]) -> Text:
+    text = Text()
+    for status, (sign, style) in _SIGNS.items():
+        if counts[status]:
+            text.append(f"{counts[status]} {sign}", style=style)
+            text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _reasons(report: Report) -> Counter[str]:
+    return Counter(
+        f"{result.op}/{result.check}: {result.detail.splitlines()[0] if result.detail else '?'}"
+        for result in report.results
+        if result.status == "skipped"
+    )

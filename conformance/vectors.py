@@ -1,0 +1,157 @@
+"""Golden vectors: case files with the oracle's outputs, for ports that have no Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from draftproof.conformance import casefile
+from draftproof.conformance.calls import clone
+from draftproof.conformance.checks import case_seed, effect_of, oracle_outputs
+from draftproof.conformance.judges import Look, RoundedInterval, differing
+from draftproof.conformance.spec import OpSpec, load_specs
+
+SCHEMA = "draftproof.golden/1"
+FOLDER = Path(__file__).resolve().parent / "golden"
+MAX_CALL_BYTES = 48 * 1024
+"""Largest call that becomes a golden vector: each is to be read by eye or by a small port."""
+MAX_OP_BYTES = 280 * 1024
+"""Room for one op; all of them stay under 4 MB."""
+
+
+def wanted_outputs(spec: OpSpec, call: dict[str, Any]) -> dict[str, Tensor]:
+    """The oracle's outputs by path; both bounds, `path.lower` and `path.upper`, for intervals."""
+    outputs = oracle_outputs(spec, call)
+    found: dict[str, Tensor] = {}
+    for path, tensor in outputs.items():
+        effect = effect_of(spec, path)
+        if effect is not None and isinstance(effect.judge, RoundedInterval):
+            look = Look(clone(call), path, tensor, tensor, outputs, outputs)
+            found[f"{path}.lower"], found[f"{path}.upper"] = effect.judge.ends(look)
+        else:
+            found[path] = tensor
+    return found
+
+
+def export(folder: Path, ops: Iterable[str]) -> int:
+    """Write the vectors of some ops under `folder/<op>/`, with a manifest each.
+
+    Small quick cases are taken in the order of the spec until an op's room is used up.
+    """
+    for name in ops:
+        spec = load_specs()[name]
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        for old in [*target.glob("*.json"), *target.glob("*.safetensors")]:
+            old.unlink()
+        entries, used = [], 0
+        for case in spec.cases:
+            if case.profile != "quick" or case.device is not None:
+                continue
+            seed = case_seed(0, case.name)
+            call = spec.build(case.params, seed)
+            wanted = wanted_outputs(spec, call)
+            size = casefile.call_bytes(call) + sum(
+                tensor.numel() * tensor.element_size() for tensor in wanted.values()
+            )
+            if casefile.call_bytes(call) > MAX_CALL_BYTES or used + size > MAX_OP_BYTES:
+                continue
+            used += size
+            path = casefile.write(
+                target / f"{case.name}.json",
+                casefile.CaseFile(
+                    op=name,
+                    check="eager",
+                    case=case.name,
+                    calls=[call],
+                    wanted=wanted,
+                    about={"params": dict(case.params), "seed": seed, "tags": list(case.tags)},
+                ),
+            )
+            entries.append(
+                {
+                    "case": case.name,
+                    "tags": list(case.tags),
+                    "files": {
+                        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+                        for file in (path, path.with_suffix(".safetensors"))
+                    },
+                }
+            )
+        manifest = {"schema": SCHEMA, "op": name, "rules": _rules(spec), "vectors": entries}
+        (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        print(f"{name}: {len(entries)} vectors, {used / 1024:.0f} KiB, in {target}")
+    return 0
+
+
+def _rules(spec: OpSpec) -> list[dict[str, str]]:
+    return [
+        {"paths": effect.paths, "judge": type(effect.judge).__name__, "rule": effect.rule}
+        for effect in spec.effects
+    ]
+
+
+def check(ops: Iterable[str], folder: Path = FOLDER) -> int:
+    """Hold every vector against its manifest's digests and the oracle; 0 if all agree."""
+    problems = []
+    count = 0
+    for name in ops:
+        spec = load_specs()[name]
+        found, faults = _check_op(spec, folder / name)
+        count += found
+        problems += faults
+        if not found and not faults:
+            problems.append(f"{name}: no golden vectors in {folder / name}")
+    for problem in problems:
+        print(problem)
+    print(f"{count} golden vectors held against the oracles, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def _check_op(spec: OpSpec, folder: Path) -> tuple[int, list[str]]:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return 0, []
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["schema"] != SCHEMA or manifest["op"] != spec.name:
+            return 0, [f"{path}: not a manifest of {spec.name} in schema {SCHEMA}"]
+        entries = [(entry["case"], dict(entry["files"])) for entry in manifest["vectors"]]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        return 0, [f"{path}: truncated or altered ({error!r})"]
+    listed = {name for _, files in entries for name in files} | {"manifest.json"}
+    present = {file.name for file in folder.iterdir() if file.is_file()}
+    problems = [f"{folder / name}: not in the manifest" for name in sorted(present - listed)]
+    count = 0
+    for case, files in entries:
+        altered = [name for name, digest in files.items() if _digest(folder / name) != digest]
+        if altered:
+            problems += [f"{folder / name}: missing or altered" for name in altered]
+            continue
+        count += 1
+        problems += _check_vector(spec, casefile.read(folder / f"{case}.json"), folder)
+    return count, problems
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _check_vector(spec: OpSpec, content: casefile.CaseFile, folder: Path) -> list[str]:
+    now = wanted_outputs(spec, content.calls[0])
+    label = f"{folder.name}/{content.case}"
+    if set(now) != set(content.wanted):
+        return [f"{label}: other outputs: {sorted(set(now) ^ set(content.wanted))}"]
+    problems = []
+    for path, wanted in content.wanted.items():
+        got = now[path]
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            problems.append(f"{label}: {path} is {got.dtype}{list(got.shape)}")
+        elif bool(differing(wanted, got).any()):
+            problems.append(f"{label}: the oracle gives other bits in {path}")
+    return problems
