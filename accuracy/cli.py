@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
 from draftproof.accuracy import runfolder
+from draftproof.accuracy.compare import compare_command
 from draftproof.accuracy.lanes import Lane, list_command, load_lane
 from draftproof.accuracy.protocol import ServerFailed
+from draftproof.accuracy.receipt import without_userinfo
+from draftproof.accuracy.report import write_run_summary
 from draftproof.accuracy.run import Interrupted, Outcome, RunOptions, run_lane
-from rich.console import Console
 
 app = typer.Typer(
     name="accuracy",
@@ -20,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("list")(list_command)
+app.command("compare")(compare_command)
 
 
 def main() -> None:
@@ -68,19 +74,25 @@ def run_command(
     Exit 0: a measurement. 1: not a measurement. 2: bad usage or input. 3: an error of our own.
     """
     try:
-        chosen = load_lane(lane).modified(_changes(changes))
-        if plan is not None:
-            if resume is not None:
-                raise ValueError(f"--plan: starts new runs, and --resume goes on, got {resume}")
-            arms = _arms(plan, base_url)
-            code = _run_plan(chosen, arms, base_url, out, model, api_key, data, strict, order_seed)
-            raise typer.Exit(code)
-        if len(base_url) != 1:
-            raise ValueError(f"--base-url: several servers need --plan, got {base_url}")
         options = RunOptions(
-            chosen, base_url[0], model, api_key, data, out, resume, order_seed, strict, sys.argv
+            lane=load_lane(lane).modified(_changes(changes)),
+            base_url=base_url[0],
+            model=model,
+            api_key=api_key,
+            data=data,
+            out=out,
+            resume=resume,
+            order_seed=order_seed,
+            is_strict=strict,
+            command=sys.argv,
         )
-        raise typer.Exit(_run(options))
+        if plan is None:
+            if len(base_url) != 1:
+                raise ValueError(f"--base-url: several servers need --plan, got {base_url}")
+            raise typer.Exit(_run(options)[1])
+        if resume is not None:
+            raise ValueError(f"--plan: starts new runs, and --resume goes on, got {resume}")
+        raise typer.Exit(_run_plan(options, _arms(plan, base_url), plan))
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -98,15 +110,47 @@ def _changes(given: list[str]) -> dict[str, str]:
     return changes
 
 
-def _run(options: RunOptions) -> int:
-    """Run once and say what came out; the exit code."""
+def _arms(plan: str, base_url: list[str]) -> dict[str, str]:
+    """Map A and B to their servers; a plan for one server at a time has the same for both."""
+    if not plan or set(plan) != {"A", "B"}:
+        raise ValueError(f"--plan: must be A and B in some order, such as ABBA, got {plan!r}")
+    if len(base_url) > 2:
+        raise ValueError(f"--plan: needs one server or two, got {base_url}")
+    return {"A": base_url[0], "B": base_url[-1]}
+
+
+def _run_plan(options: RunOptions, arms: dict[str, str], plan: str) -> int:
+    """Run both arms in the plan's order, or say the order if both are the same server."""
+    if arms["A"] == arms["B"]:
+        typer.echo("one server: start arm A or B on it before each run, in this order")
+        for number, arm in enumerate(plan, start=1):
+            typer.echo(f"{number}. {arm}: the same command without --plan")
+        typer.echo("then: draftproof accuracy compare A1,A2 B1,B2, with the runs' folders")
+        return 0
+    folders: dict[str, list[Path]] = {"A": [], "B": []}
+    for arm in plan:
+        typer.echo(f"arm {arm}: {without_userinfo(arms[arm])}", err=True)
+        folder, code = _run(dataclasses.replace(options, base_url=arms[arm]))
+        if folder is None or code:
+            typer.echo(f"the plan ends here: run {arm} is not a measurement", err=True)
+            return code
+        folders[arm].append(folder)
+    names = " ".join(",".join(map(str, folders[arm])) for arm in "AB")
+    typer.echo(f"to compare: draftproof accuracy compare {names}")
+    return 0
+
+
+def _run(options: RunOptions) -> tuple[Path | None, int]:
+    """Run once and say what came out; the run's folder, if one was made, and the exit code."""
     try:
         outcome = run_lane(options, Console(stderr=True))
     except (ServerFailed, Interrupted) as error:
         typer.echo(f"not a measurement: {error}", err=True)
-        return 1
+        return None, 1
+    if outcome.result["status"] == "complete":
+        write_run_summary(outcome.folder)
     typer.echo("\n".join(summary(options.lane, outcome)))
-    return 0 if outcome.result["measurement"] else 1
+    return outcome.folder, 0 if outcome.result["measurement"] else 1
 
 
 def summary(lane: Lane, outcome: Outcome) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from draftproof.accuracy import arithmetic
 from draftproof.accuracy.lanes import Lane, rows_sha256
 

@@ -15,6 +15,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from draftproof.accuracy import receipt as receipts
 from draftproof.accuracy import runfolder
 from draftproof.accuracy.client import PROBE_S, Answer, Client, RequestFailed
@@ -25,8 +28,6 @@ from draftproof.accuracy.protocol import Findings, check_server, prove_by_answer
 from draftproof.accuracy.questions import Question, QuestionSet, load_questions
 from draftproof.accuracy.result import RunFacts, is_empty, make_result
 from draftproof.accuracy.runfolder import RECEIPT, RESULT, FolderError, RunFolder
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 # Attempts at one answer; only a failed connection is tried again.
 _ATTEMPTS = 3
