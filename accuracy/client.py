@@ -16,7 +16,8 @@ import httpx
 
 # How much of a server's own error text is kept, in characters.
 _DETAIL_CHARACTERS = 300
-_PROBE_TIMEOUT_S = 5.0
+# How long a health probe may take: a busy server is slow, a dead one silent.
+PROBE_S = 5.0
 
 
 class RequestFailed(Exception):
@@ -87,8 +88,8 @@ class Client:
         With or without a trailing `/v1`.
     api_key : str or None
         Sent as a bearer token.
-    connect_s : float
-        Seconds to connect.
+    connect_s, probe_s : float
+        Seconds to connect, and for everything but an answer.
     connections : int
         Requests in flight at most.
     """
@@ -96,6 +97,7 @@ class Client:
     base_url: str
     api_key: str | None
     connect_s: float
+    probe_s: float
     connections: int
     exchanges: set[Exchange] = field(default_factory=set)
     # Whether each event of a `/generate` stream carries all text so far, as it does by default.
@@ -120,7 +122,7 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str) -> httpx.Response:
-        """GET a path within five seconds.
+        """GET a path within `probe_s`.
 
         Raises
         ------
@@ -128,7 +130,7 @@ class Client:
             If there is no response at all.
         """
         try:
-            return await self._http.get(self.root + path, timeout=_PROBE_TIMEOUT_S)
+            return await self._http.get(self.root + path, timeout=self.probe_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RequestFailed("connect", _say(error), is_transport=True) from error
 

@@ -78,13 +78,14 @@ def _serve(scorer: str) -> None:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     grade = grader(scorer)
+    started_s = time.process_time()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:
             got = grade(request["text"], request["label"])
         except Exception as error:  # an answer must not end the run; the row says what it did
             got = Grade(None, False, failure=f"{type(error).__name__}: {error}"[:200])
-        reply = {**asdict(got), "cpu_s": time.process_time()}
+        reply = {**asdict(got), "cpu_s": time.process_time() - started_s}
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 
@@ -105,7 +106,8 @@ async def _ask(process: asyncio.subprocess.Process, request: bytes) -> dict[str,
 class GradingProcess:
     """The child process, asked from asyncio; answers are graded one after another.
 
-    `cpu_s` is the CPU time in seconds that its children used for grading, start-up included.
+    `cpu_s` is the CPU time in seconds that its children used for grading, without
+    their start-up.
     """
 
     def __init__(self, scorer: str) -> None:

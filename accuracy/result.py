@@ -1,4 +1,4 @@
-"""Turn a run's rows into its result: counts, metrics over what was planned, and what speaks against it."""
+"""Turn a run's rows into its result: counts, metrics over what was planned, and objections."""
 
 from __future__ import annotations
 

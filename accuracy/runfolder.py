@@ -93,19 +93,19 @@ class RunFolder:
         self.path = path
         try:
             self._lock = (path / ".lock").open("a+")
+            self._file = (path / RESPONSES).open("ab", buffering=0)
         except OSError as error:
-            raise FolderError(f"{path}: cannot be written: {error.strerror}") from error
+            raise FolderError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.seek(0)
             holder = self._lock.read().strip()
-            self._lock.close()
+            self.close()
             raise FolderError(f"{path}: another client (process {holder}) runs here") from None
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
-        self._file = (path / RESPONSES).open("ab", buffering=0)
         self._drop_torn_line()
         self._end = self._file.seek(0, os.SEEK_END)
 

@@ -5,8 +5,8 @@ the client's. `python server.py '{"right_share": 0.9}'` prints one line, `{"port
 127.0.0.1 until it is ended. Its behaviour is one JSON object, `DEFAULTS` below with changes;
 `POST /_control` changes it while it runs and `GET /_log` tells what was asked.
 
-It is no model: a token is up to four characters of a word. Arithmetic questions it works out; other
-prompts it looks up in its `book`, and of both it answers `right_share` rightly, always the same ones.
+It is no model: a token is up to four characters of a word. Arithmetic questions it works out, other
+prompts it looks up in its `book`; of both it answers `right_share` rightly, always the same ones.
 """
 
 from __future__ import annotations
