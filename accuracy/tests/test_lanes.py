@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -346,3 +347,18 @@ def test_list_shows_every_lane_with_its_hashes_as_text_and_as_json():
     for lane in listing["lanes"]:
         for shown in (lane["name"], lane["sha256"], lane["dataset"]["sha256"]):
             assert shown in text
+
+
+def test_the_lane_in_the_guide_loads(tmp_path):
+    guide = LANES_DIR.parents[1] / "docs" / "accuracy.md"
+    if not guide.exists():
+        pytest.skip("installed without the checkout's docs")
+    example = re.search(r"```yaml\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)[1]
+    data, template = (line for line in example.splitlines() if "sha256: ..." in line)
+    example = example.replace(data, f"  sha256: {sha256('any file')}")
+    text = "{problem} Reply with the number only."
+    assert f'"{text}"' in example
+    example = example.replace(template, f"  sha256: {sha256(text)}")
+    path = tmp_path / "mine.yaml"
+    path.write_text(example, encoding="utf-8")
+    assert load_lane(str(path)).planned == 400
