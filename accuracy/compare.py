@@ -169,12 +169,32 @@ def _would_tell(a: Arm, b: Arm, margin: float) -> dict[str, int | None]:
         "questions": stats.questions_that_would_tell(moments, single, margin)
     }
     if not single and a.runs[0].lane.sampling.temperature > 0:
-        counts = [[arm.right(q) for q in questions] for arm in (a, b)]
-        noise = stats.repeat_noise(*counts, a.responses)
+        right_a, right_b = ([arm.right(q) for q in questions] for arm in (a, b))
+        noise = stats.repeat_noise(right_a, right_b, a.responses)
         told["responses_per_question"] = stats.repeats_that_would_tell(
             moments, noise, a.responses, margin
         )
     return told
+
+
+def _of_repeats(arm: Arm) -> dict[str, Any] | None:
+    """pass@k over all the arm's responses and the mean majority@k of its runs, k the repeats."""
+    questions, repeats = arm.runs[0].question_ids, range(arm.runs[0].lane.repeats)
+    if len(repeats) == 1:
+        return None
+    majorities = [
+        stats.majority_at_k(
+            [[run.rows.get((q, r), {}).get("extracted") for r in repeats] for q in questions],
+            [[run.is_right(q, r) for r in repeats] for q in questions],
+        )
+        for run in arm.runs
+    ]
+    right = [arm.right(question) for question in questions]
+    return {
+        "k": len(repeats),
+        "pass": stats.pass_at_k(right, arm.responses, len(repeats)),
+        "majority": sum(majorities) / len(majorities),
+    }
 
 
 def _flipped(a: Arm, b: Arm) -> list[dict[str, Any]]:
@@ -291,6 +311,7 @@ def compare(
                 "interval": _interval(
                     stats.score_interval([arm.right(q) for q in questions], arm.responses)
                 ),
+                "of_repeats": _of_repeats(arm),
                 "runs": [
                     {
                         "folder": str(run.folder),

@@ -294,7 +294,11 @@ class Lane(_Section):
 
 def _settable_path(given: str) -> str:
     """Complete `max_tokens` to `sampling.max_tokens`, or refuse."""
-    sections = {"sampling": Sampling, "timeouts": Timeouts, "limits": Limits}
+    sections: dict[str, type[BaseModel]] = {
+        "sampling": Sampling,
+        "timeouts": Timeouts,
+        "limits": Limits,
+    }
     settable = [
         *_SETTABLE_FIELDS,
         *(f"{name}.{field}" for name, kind in sections.items() for field in kind.model_fields),

@@ -103,6 +103,28 @@ def test_repeats_are_compared_over_questions(pair):
     assert sum(got["table"].values()) == 160
 
 
+def test_repeats_have_their_own_metrics_in_each_arm(tmp_path):
+    lane = lane_for(3, 2)
+    folders = {
+        name: make_run(tmp_path / name, marks, lane)
+        for name, marks in (
+            ("a1", ["11", "10", "00"]),
+            ("a2", ["11", "00", "00"]),
+            ("b1", ["11", "11", "-1"]),
+            ("b2", ["11", "11", "--"]),
+        )
+    }
+    got = compare([folders["a1"], folders["a2"]], [folders["b1"], folders["b2"]])
+    # By hand: of four responses 4, 1 and 0 are right; two drawn miss with chance 0, 3/6 and 1.
+    assert got["arms"]["a"]["of_repeats"]["pass"] == 0.5
+    # Ties count half: 1, 1/2, 0 in the first run, 1, 0, 0 in the second.
+    assert got["arms"]["a"]["of_repeats"]["majority"] == (0.5 + 1 / 3) / 2
+    # An answer that is none has no vote: 1, 1, 1 and 1, 1, 0.
+    assert got["arms"]["b"]["of_repeats"]["majority"] == (1 + 2 / 3) / 2
+    names = [",".join(str(folders[arm + run]) for run in "12") for arm in "ab"]
+    assert "pass@2 50.00%, majority@2 41.67%" in invoke(*names).output
+
+
 def test_an_overridden_margin_is_recorded(pair):
     folders = pair(marks(90, 96), marks(90, 96))
     own = compare(*([folder] for folder in folders))
