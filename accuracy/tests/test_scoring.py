@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from draftproof.accuracy.scoring import (
     marked_value,
     published_value,
@@ -14,8 +17,6 @@ from draftproof.accuracy.scoring import (
     score_arithmetic,
     score_published,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 # (response, what `score` reads, what the published scorer reads); None: no answer.
 READINGS = [

@@ -7,6 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from mpmath import mp, mpf
+from scipy.stats import norm
+from scipy.stats import t as student
+from sgl_eval._vendored.nemo_skills.math_metrics import MathMetrics
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.power import NormalIndPower
+
 from draftproof.accuracy.stats import (
     Interval,
     Moments,
@@ -24,12 +31,6 @@ from draftproof.accuracy.stats import (
     wilson,
     wilson_repeats,
 )
-from mpmath import mp, mpf
-from scipy.stats import norm
-from scipy.stats import t as student
-from sgl_eval._vendored.nemo_skills.math_metrics import MathMetrics
-from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.power import NormalIndPower
 
 Z = float(norm.ppf(0.975))
 
