@@ -71,7 +71,9 @@ class Protocol:
 
     def names(self) -> list[str]:
         """Names of all fields that a request carries besides model and prompt."""
-        transport = ["stream"] if self.lane.endpoint == "generate" else ["stream", "stream_options"]
+        transport = ["stream"]
+        if self.lane.endpoint == "chat" and "stream" not in self.dropped:
+            transport.append("stream_options")
         return [name for name in (*self.lane.sampling.sent, *transport) if name not in self.dropped]
 
     def body(

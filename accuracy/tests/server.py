@@ -62,6 +62,8 @@ class Server:
         self.behaviour = {**DEFAULTS, **behaviour}
         self.completions = 0
         self.log: list[dict[str, Any]] = []
+        self.under_way = 0
+        self.most_under_way = 0
 
     async def serve(self) -> None:
         server = await asyncio.start_server(self.connection, "127.0.0.1", 0, backlog=1024)
@@ -100,7 +102,8 @@ class Server:
                 self.completions = 0
             return await self.send_json(writer, 200, {})
         if path == "/_log":
-            return await self.send_json(writer, 200, self.log)
+            told = {"requests": self.log, "most_under_way": self.most_under_way}
+            return await self.send_json(writer, 200, told)
         if now["fault"] == "hang_all" and self.completions > now["fault_from"]:
             return await asyncio.sleep(3600)
         if path == "/health":
@@ -117,7 +120,12 @@ class Server:
         if path == "/get_server_info" and now["server_info"] is not None:
             return await self.send_json(writer, 200, now["server_info"])
         if method == "POST" and path in ("/v1/chat/completions", "/generate"):
-            return await self.complete(path, json.loads(body), writer)
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+            try:
+                return await self.complete(path, json.loads(body), writer)
+            finally:
+                self.under_way -= 1
         return await self.send_json(writer, 404, {"detail": "Not Found"})
 
     async def complete(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
