@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from draftproof.accuracy.lanes import (
     load_lane,
     rows_sha256,
 )
+from draftproof.accuracy.tests.support import gsm8k_file
 
 SGL_EVAL_DATA = Path(sgl_eval.__file__).parent / "_vendored" / "nemo_skills" / "dataset"
 
@@ -118,12 +118,8 @@ def test_lanes_named_after_sgl_eval_send_what_it_sends(name):
         assert sampling.max_tokens is gen.max_tokens is None
 
 
-@pytest.mark.skipif(
-    "DRAFTPROOF_GSM8K" not in os.environ,
-    reason="DRAFTPROOF_GSM8K names no copy of GSM8K's test.jsonl",
-)
 def test_few_shot_hashes_follow_from_gsm8k_itself():
-    content = Path(os.environ["DRAFTPROOF_GSM8K"]).read_bytes()
+    content = gsm8k_file().read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     prefix = "".join(f"Question: {r['question']}\nAnswer: {r['answer']}\n\n" for r in rows[:5])
     for name, first in (("gsm8k-5shot", 0), ("gsm8k-heldout", 5), ("gsm8k-heldout-concurrent", 5)):
