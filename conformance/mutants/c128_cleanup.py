@@ -76,8 +76,16 @@ def _in_torch(
         validate(states, req_pool_indices, seq_lens, accept_lens, ring_size)
         if num_draft_tokens < idle_below or len(req_pool_indices) == 0:
             return
-        indices = (tensor.long() for tensor in (req_pool_indices, seq_lens, accept_lens))
-        call = edit(_Call(states, *indices, ring_size, num_draft_tokens))
+        call = edit(
+            _Call(
+                states,
+                req_pool_indices.long(),
+                seq_lens.long(),
+                accept_lens.long(),
+                ring_size,
+                num_draft_tokens,
+            )
+        )
         offsets = torch.arange(call.drafts, device=call.slots.device)
         rows = call.slots[:, None] * call.ring_size
         rows = rows + places(call.lengths[:, None], offsets, call.ring_size)
