@@ -200,6 +200,7 @@ def bench(
         str(HERE / "test_bench.py"),
         "-p",
         "pytest_benchmark.plugin",
+        "--benchmark-quiet",
         f"--dp-device={device.value}",
         *(f"--dp-op={name}" for name in op or ()),
         *([f"--dp-json={json}"] if json else []),
