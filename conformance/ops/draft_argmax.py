@@ -133,7 +133,8 @@ def _laid(tensor: Tensor, stride: int | None) -> Tensor:
     # Left unwritten between the rows, so that huge strides touch little memory.
     memory = torch.empty(max(0, rows - 1) * stride + width, dtype=tensor.dtype)
     laid = memory.as_strided((rows, width), (stride, 1))
-    laid.copy_(tensor[:1] if stride == 0 else tensor)
+    # Rows that share their memory all hold the first one's scores.
+    laid[: 1 if stride == 0 else rows].copy_(tensor[: 1 if stride == 0 else rows])
     return laid
 
 
