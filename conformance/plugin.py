@@ -29,7 +29,7 @@ and benchmarks."""
 ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 """Folders of a checkout, imported as `draftproof.<room>`."""
 
-GRACE_SECONDS = 15
+GRACE_SECONDS = 5
 """How much longer than its limit a check may take before its whole worker is ended."""
 
 PROPERTY = "draftproof"
