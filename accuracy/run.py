@@ -41,7 +41,7 @@ _WATCH_EVERY_S = 0.2
 # So many failures in a row, and no answer between them, end a run.
 _FAILURES_IN_A_ROW = 20
 # How long a stopped run waits for grades: a signal must be obeyed within two seconds.
-_LAST_GRADES_S = 0.8
+_LAST_GRADES_S = 0.5
 _PLAIN_PROGRESS_EVERY_S = 10.0
 
 
@@ -117,7 +117,7 @@ def run_lane(options: RunOptions, console: Console) -> Outcome:
     questions = load_questions(options.lane, options.data)
     render = renderer(options.lane, questions)
     prompts = {question.id: render(question) for question in questions.questions}
-    # Loaded before the run, so that the end of a run that is stopped does not wait for them.
+    # Looked up before the run, so that the end of a run that is stopped does not wait for it.
     receipts.environment()
     return asyncio.run(_run(options, console, questions, prompts))
 
