@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
 from draftproof.accuracy import stats
 from draftproof.accuracy.report import comparison_text, write_comparison
 from draftproof.accuracy.runs import NotAMeasurement, Run, load_measurement
-from rich.console import Console
 
 SCHEMA = "draftproof.accuracy-compare/1"
 SCHEMA_FILE = Path(__file__).with_name("compare.schema.json")
@@ -168,12 +169,32 @@ def _would_tell(a: Arm, b: Arm, margin: float) -> dict[str, int | None]:
         "questions": stats.questions_that_would_tell(moments, single, margin)
     }
     if not single and a.runs[0].lane.sampling.temperature > 0:
-        counts = [[arm.right(q) for q in questions] for arm in (a, b)]
-        noise = stats.repeat_noise(*counts, a.responses)
+        right_a, right_b = ([arm.right(q) for q in questions] for arm in (a, b))
+        noise = stats.repeat_noise(right_a, right_b, a.responses)
         told["responses_per_question"] = stats.repeats_that_would_tell(
             moments, noise, a.responses, margin
         )
     return told
+
+
+def _of_repeats(arm: Arm) -> dict[str, Any] | None:
+    """pass@k over all the arm's responses and the mean majority@k of its runs, k the repeats."""
+    questions, repeats = arm.runs[0].question_ids, range(arm.runs[0].lane.repeats)
+    if len(repeats) == 1:
+        return None
+    majorities = [
+        stats.majority_at_k(
+            [[run.rows.get((q, r), {}).get("extracted") for r in repeats] for q in questions],
+            [[run.is_right(q, r) for r in repeats] for q in questions],
+        )
+        for run in arm.runs
+    ]
+    right = [arm.right(question) for question in questions]
+    return {
+        "k": len(repeats),
+        "pass": stats.pass_at_k(right, arm.responses, len(repeats)),
+        "majority": sum(majorities) / len(majorities),
+    }
 
 
 def _flipped(a: Arm, b: Arm) -> list[dict[str, Any]]:
@@ -262,9 +283,9 @@ def compare(
     for arm in arms:
         for one, two in pairwise(arm.runs):
             floor = _contrast(Arm("A", [one]), Arm("B", [two]), margin)
-            noise_floor.append(
-                {"arm": arm.name, "runs": [str(one.folder), str(two.folder)], **floor}
-            )
+            told = {key: floor[key] for key in _FLOOR_KEYS}
+            folders = [str(one.folder), str(two.folder)]
+            noise_floor.append({"arm": arm.name, "runs": folders, **told})
             if floor["interval"]["low"] > 0 or floor["interval"]["high"] < 0:
                 flags.append(
                     f"two runs of {arm.name} differ by more than their interval allows: {arm.name} "
@@ -290,6 +311,7 @@ def compare(
                 "interval": _interval(
                     stats.score_interval([arm.right(q) for q in questions], arm.responses)
                 ),
+                "of_repeats": _of_repeats(arm),
                 "runs": [
                     {
                         "folder": str(run.folder),

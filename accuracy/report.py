@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+
 from draftproof.accuracy.runs import Run, load_run
 
 PLOT_FILE = "plot.svg"
@@ -17,7 +18,7 @@ PLOT_FILE = "plot.svg"
 # So many flipped questions are listed; the JSON has all of them.
 _FLIPPED_SHOWN = 50
 
-_PLOT_STYLE = {
+_PLOT_STYLE: dict[Any, Any] = {
     # Without a salt of its own Matplotlib draws random ids; texts stay texts, so that no font of
     # this machine gets into the file.
     "svg.hashsalt": "draftproof",
@@ -267,7 +268,7 @@ def comparison_text(comparison: dict[str, Any]) -> str:
         models = ", ".join(dict.fromkeys(str(run["model"]) for run in arm["runs"]))
         lines.append(
             f"{name.upper()}: {percent(arm['score'])}, {_range_text(arm['interval'], percent)}; "
-            f"{len(arm['runs'])} run(s) of {models}"
+            f"{len(arm['runs'])} run(s) of {models}{_of_repeats_text(arm)}"
         )
     table = comparison["table"]
     lines += [
@@ -283,6 +284,16 @@ def comparison_text(comparison: dict[str, Any]) -> str:
     lines += [f"note: {flag}" for flag in comparison["flags"]]
     lines.append("The interval speaks of these questions, not of all questions.")
     return "\n".join(lines)
+
+
+def _of_repeats_text(arm: dict[str, Any]) -> str:
+    told = arm["of_repeats"]
+    if told is None:
+        return ""
+    return (
+        f"; pass@{told['k']} {percent(told['pass'])}, "
+        f"majority@{told['k']} {percent(told['majority'])}"
+    )
 
 
 def _floor_text(floor: dict[str, Any]) -> str:
@@ -344,7 +355,7 @@ def _comparison_page(comparison: dict[str, Any]) -> Page:
                         f"all {len(arm['runs'])}",
                         "",
                         percent(arm["score"]),
-                        _range_text(arm["interval"], percent),
+                        _range_text(arm["interval"], percent) + _of_repeats_text(arm),
                         "",
                     ],
                     *(

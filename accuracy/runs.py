@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftproof.accuracy.lanes import Lane
+from draftproof.accuracy.lanes import Lane, lane_from
 from draftproof.accuracy.runfolder import RECEIPT, RESULT, final_rows, read_rows
 
 RESULT_SCHEMA = "draftproof.accuracy-result/1"
+RECEIPT_SCHEMA = "draftproof.accuracy-receipt/1"
+
+# What is read of each file; more may stand there.
+_RESULT_FIELDS = (
+    "lane_sha256",
+    "status",
+    "measurement",
+    "not_a_measurement",
+    "counts.correct",
+    "counts.errors",
+    "score",
+    "metrics",
+    "interval",
+    "accept_length",
+    "flags",
+)
+_RECEIPT_FIELDS = (
+    "lane",
+    "model.id",
+    "protocol.sampling_sent",
+    "protocol.dropped",
+    "data.questions_sha256",
+    "data.prompts_sha256",
+    "times.started",
+)
 
 
 class NotAMeasurement(ValueError):
@@ -28,9 +54,7 @@ class Run:
     lane : Lane
         As it was when the run was made, from the receipt.
     result, receipt : dict
-        The folder's JSON files. Of the receipt these are read here: `lane` (the whole lane),
-        `model.id`, `protocol.sampling_sent`, `protocol.dropped`, `data.questions_sha256`,
-        `data.prompts_sha256` and `times.started`.
+        The folder's JSON files.
     rows : dict
         Last row per (question id, repeat).
     """
@@ -67,15 +91,24 @@ def natural_key(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, schema: str, fields: Sequence[str]) -> dict[str, Any]:
+    source = f"run {path.parent}: {path.name}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"run {path.parent}: {path.name}: {error.strerror}") from error
+        raise ValueError(f"{source}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"run {path.parent}: {path.name}: is not JSON: {error}") from error
+        raise ValueError(f"{source}: is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"run {path.parent}: {path.name}: must be an object, got {content!r}")
+        raise ValueError(f"{source}: must be an object, got {content!r}")
+    if content.get("schema") != schema:
+        raise ValueError(f"{source}: schema: must be {schema}, got {content.get('schema')!r}")
+    for field in fields:
+        part: Any = content
+        for key in field.split("."):
+            if not isinstance(part, dict) or key not in part:
+                raise ValueError(f"{source}: {field}: is missing")
+            part = part[key]
     return content
 
 
@@ -89,12 +122,9 @@ def load_run(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise ValueError(f"run {folder}: is no folder")
-    result, receipt = _read_json(folder / RESULT), _read_json(folder / RECEIPT)
-    if result.get("schema") != RESULT_SCHEMA:
-        raise ValueError(
-            f"run {folder}: {RESULT}: schema: must be {RESULT_SCHEMA}, got {result.get('schema')!r}"
-        )
-    lane = Lane.model_validate(receipt["lane"])
+    result = _read_json(folder / RESULT, RESULT_SCHEMA, _RESULT_FIELDS)
+    receipt = _read_json(folder / RECEIPT, RECEIPT_SCHEMA, _RECEIPT_FIELDS)
+    lane = lane_from(receipt["lane"], f"run {folder}: {RECEIPT}: lane")
     if lane.sha256 != result["lane_sha256"]:
         raise ValueError(
             f"run {folder}: {RESULT} has lane_sha256 {result['lane_sha256']}, but the lane in "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -63,6 +65,22 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
     if not report.compared:
         console.print("nothing was compared: the run fails", style="bold red", highlight=False)
     return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+
+
+def mutant_lines(mutants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a mutant: which of its checks caught it, and which of them did not."""
+    lines = []
+    for mutant in sorted(mutants, key=lambda one: (one["op"], one["name"])):
+        missed = [check for check in mutant["should"] if check not in mutant["killers"]]
+        if mutant["killers"]:
+            verdict = f"killed by {', '.join(mutant['killers'])}"
+            verdict += f" (not by {', '.join(missed)})" if missed else ""
+        else:
+            verdict = "SURVIVED" if mutant["survived"] else "not run here"
+        lines.append(f"{mutant['op']} {mutant['name']}: {verdict}")
+    alive = sum(mutant["survived"] for mutant in mutants)
+    lines.append(f"{len(mutants)} mutants, {alive} alive")
+    return lines
 
 
 def _cell(counts: Counter[str]) -> Text:

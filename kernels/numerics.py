@@ -195,7 +195,7 @@ def scale_by_multiplier(x, multiplier):
 
 @triton.jit
 def fp4_scale(amax):
-    """Choose the E4M3 scale, as float32, of an FP4 group with this amax (no NaN; +inf gives 448)."""
+    """Choose the E4M3 scale, as float32, of an FP4 group with this amax (no NaN; inf gives 448)."""
     # Integer comparisons clamp to [2^-9, 448]; a positive float32 orders as its bits do.
     bits = float_bits(amax * (1.0 / 6.0))
     bits = tl.minimum(tl.maximum(bits, 0x3B000000), _E4M3_MAX_BITS)

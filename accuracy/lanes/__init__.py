@@ -289,12 +289,16 @@ class Lane(_Section):
             published=[],
         )
         # A prompt's first text stays the same under every settable field.
-        return _validated(content, f"lane {self.name} with --set")
+        return lane_from(content, f"lane {self.name} with --set")
 
 
 def _settable_path(given: str) -> str:
     """Complete `max_tokens` to `sampling.max_tokens`, or refuse."""
-    sections = {"sampling": Sampling, "timeouts": Timeouts, "limits": Limits}
+    sections: dict[str, type[BaseModel]] = {
+        "sampling": Sampling,
+        "timeouts": Timeouts,
+        "limits": Limits,
+    }
     settable = [
         *_SETTABLE_FIELDS,
         *(f"{name}.{field}" for name, kind in sections.items() for field in kind.model_fields),
@@ -318,8 +322,21 @@ def _parse_value(text: str) -> Any:
         raise ValueError(f"--set: not a value: {text!r}") from error
 
 
-def _validated(content: Any, source: str) -> Lane:
-    """Validate, with one line that names source, field and value if it fails."""
+def lane_from(content: Any, source: str) -> Lane:
+    """Make a lane of its fields.
+
+    Parameters
+    ----------
+    content : object
+        A mapping of fields, as in a lane file or a receipt.
+    source : str
+        Where it comes from, for the error.
+
+    Raises
+    ------
+    ValueError
+        One line that names source, field and value.
+    """
     if not isinstance(content, dict):
         raise ValueError(f"{source}: must be a mapping of fields, got {content!r}")
     try:
@@ -395,7 +412,7 @@ def load_lane(name_or_path: str) -> Lane:
         raise ValueError(f"{source}: is not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
-    lane = _validated(content, source)
+    lane = lane_from(content, source)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", lane.name):
         raise ValueError(
             f"{source}: name: must be lower-case letters, digits, '.', '_' and '-', "

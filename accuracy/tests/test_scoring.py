@@ -2,9 +2,7 @@
 
 import ast
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +15,7 @@ from draftproof.accuracy.scoring import (
     score_arithmetic,
     score_published,
 )
+from draftproof.accuracy.tests.support import gsm8k_file
 
 # (response, what `score` reads, what the published scorer reads); None: no answer.
 READINGS = [
@@ -232,12 +231,8 @@ def test_arithmetic_takes_the_last_number(text, label, extracted, correct):
     assert score_arithmetic(text, label) == (extracted, correct)
 
 
-@pytest.mark.skipif(
-    "DRAFTPROOF_GSM8K" not in os.environ,
-    reason="DRAFTPROOF_GSM8K names no copy of GSM8K's test.jsonl",
-)
 def test_on_all_gsm8k_labels_the_two_rules_differ_in_rows_489_and_1113_alone():
-    lines = Path(os.environ["DRAFTPROOF_GSM8K"]).read_text(encoding="utf-8").splitlines()
+    lines = gsm8k_file().read_text(encoding="utf-8").splitlines()
     labels = [json.loads(line)["answer"] for line in lines]
     assert len(labels) == 1319
     apart = []
