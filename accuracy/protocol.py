@@ -370,6 +370,16 @@ async def _ask(
         asking.cancel()
 
 
+def _as_server_error(failure: RequestFailed) -> Exception:
+    if failure.kind in ("http_401", "http_403"):
+        return ServerUnfit(f"--api-key: the server refuses it: {failure.kind}: {failure.detail}")
+    if failure.kind == "http_404":
+        return ServerUnfit(
+            f"the server does not know the endpoint or the model: {failure.kind}: {failure.detail}"
+        )
+    return ServerFailed(f"the server fails at a first request: {failure.kind}: {failure.detail}")
+
+
 def _look_at_limit(fields: dict[str, FieldFinding], answer: Answer, flags: list[str]) -> None:
     finding = fields.get("max_tokens")
     if finding is None or not isinstance(answer.completion_tokens, int):
