@@ -133,6 +133,7 @@ def test_the_grading_process_grades_as_the_scorer_does(
     async def ask() -> Grade:
         process = GradingProcess(scorer)
         try:
+            await process.start()
             return await process.grade(text, label)
         finally:
             await process.stop()
@@ -150,7 +151,7 @@ def test_a_grading_process_that_dies_is_started_anew() -> None:
             child = await process.start()
             child.kill()
             await child.wait()
-            return await process.grade("It is 4.", "4")
+            return await asyncio.wait_for(process.grade("It is 4.", "4"), 60)
         finally:
             await process.stop()
 
@@ -161,6 +162,7 @@ def test_an_answer_that_the_grader_cannot_bear_is_wrong_and_says_why() -> None:
     async def ask() -> list[Grade]:
         process = GradingProcess("arithmetic")
         try:
+            await process.start()
             # A label that is no number is refused by the scorer.
             return [await process.grade("1", "one"), await process.grade("1", "1")]
         finally:
