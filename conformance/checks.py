@@ -757,7 +757,8 @@ def targets(spec: OpSpec, profile: str, *, cuda: bool) -> list[Target]:
         Whether the device is CUDA; where it is not, *graph* is one skipped target, not one a case.
     """
     cases = [case for case in spec.cases if PROFILES.index(case.profile) <= PROFILES.index(profile)]
-    found = []
+    # The fuzzer first: it is the longest, and must not be what a spread run waits for at its end.
+    found = [Target("fuzz", "hypothesis", check_fuzz)]
     for check in CASE_CHECKS:
         if check == "graph" and not cuda:
             found.append(Target("graph", "every_case", _no_graphs))
@@ -767,7 +768,6 @@ def targets(spec: OpSpec, profile: str, *, cuda: bool) -> list[Target]:
             if case.checks is None or check in case.checks or beyond:
                 found.append(Target(check, case.name, _on_case(check, case)))
     found += [Target("invalid", bad.name, _on_bad_input(bad)) for bad in spec.bad_inputs]
-    found.append(Target("fuzz", "hypothesis", check_fuzz))
     return found
 
 
