@@ -13,9 +13,9 @@ import logging
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from draftproof.accuracy import scoring
 
@@ -23,6 +23,7 @@ from draftproof.accuracy import scoring
 # longer is stuck inside one uninterruptible operation.
 GRADE_TIMEOUT_S = 60.0
 _LINE_LIMIT_BYTES = 64 * 1024 * 1024
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -90,30 +91,25 @@ def _serve(scorer: str) -> None:
         sys.stdout.flush()
 
 
-async def _ask(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any] | None:
-    """Send one request to the child; None if it died."""
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the grading process has no pipes")
-    try:
-        process.stdin.write(request)
-        await process.stdin.drain()
-        line = await process.stdout.readline()
-    except ConnectionError:
-        return None
-    return json.loads(line) if line.endswith(b"\n") else None
+@dataclass
+class _Request:
+    line: bytes
+    grade: asyncio.Future[Grade]
+    # Whether a child died over it already.
+    has_killed: bool = False
 
 
 class GradingProcess:
-    """The child process, asked from asyncio; answers are graded one after another.
+    """The child process, asked from asyncio; it grades one answer after another.
 
-    `cpu_s` is the CPU time in seconds that its children used for grading, without
-    their start-up.
+    `cpu_s` is the CPU time in seconds that its children used for grading, without their start-up.
     """
 
     def __init__(self, scorer: str) -> None:
         self._scorer = scorer
-        self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._child: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: deque[_Request] = deque()
         self._cpu_before_s = 0.0
         self._cpu_now_s = 0.0
 
@@ -124,7 +120,7 @@ class GradingProcess:
     async def start(self) -> asyncio.subprocess.Process:
         """Start the child; it loads sgl-eval while the client goes on."""
         # A session of its own: a terminal's Ctrl-C must not reach it before the client.
-        self._process = await asyncio.create_subprocess_exec(
+        child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "draftproof.accuracy.grading",
@@ -134,41 +130,90 @@ class GradingProcess:
             limit=_LINE_LIMIT_BYTES,
             start_new_session=True,
         )
-        return self._process
+        if child.stdout is None or child.stdin is None:
+            raise RuntimeError("the grading process has no pipes")
+        # Nothing is awaited between these lines, so that no answer is sent twice.
+        self._child, self._stdin = child, child.stdin
+        self._stdin.writelines(request.line for request in self._waiting)
+        self._reader = asyncio.create_task(self._read(child, child.stdout))
+        return child
 
-    async def grade(self, text: str, label: str) -> Grade:
-        """Grade one answer.
+    def grade(self, text: str, label: str) -> asyncio.Future[Grade]:
+        """Have one answer graded, after those before it; `start` comes first.
 
-        Raises
-        ------
-        RuntimeError
-            If the child dies twice on the same answer.
+        Returns
+        -------
+        asyncio.Future
+            The grade; RuntimeError if the child dies twice over the answer.
         """
-        request = (json.dumps({"text": text, "label": label}) + "\n").encode()
-        async with self._turn:
-            for _ in range(2):
-                process = self._process or await self.start()
-                try:
-                    reply = await asyncio.wait_for(_ask(process, request), GRADE_TIMEOUT_S)
-                except asyncio.TimeoutError:
-                    await self.stop()
-                    return Grade(None, False, failure=f"no verdict in {GRADE_TIMEOUT_S:g} s")
-                if reply is not None:
-                    self._cpu_now_s = reply.pop("cpu_s")
-                    published = reply.pop("published")
-                    return Grade(published=published and tuple(published), **reply)
-                await self.stop()
-        raise RuntimeError("the grading process died twice on one answer")
+        line = (json.dumps({"text": text, "label": label}) + "\n").encode()
+        request = _Request(line, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        if self._child is not None:
+            # Not awaited: what the pipe does not take yet, asyncio keeps.
+            self._stdin.write(line)
+        return request.grade
 
-    async def stop(self) -> None:
-        """End the child at once."""
-        process, self._process = self._process, None
-        if process is None:
+    async def _read(self, child: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> None:
+        """Hand out the grades in order; replace a child that dies or does not answer."""
+        while True:
+            answer = asyncio.ensure_future(stdout.readline())
+            while not answer.done():
+                head = self._waiting[0] if self._waiting else None
+                await asyncio.wait({answer}, timeout=GRADE_TIMEOUT_S)
+                if not answer.done() and head is not None and head is self._waiting[0]:
+                    break
+            line = answer.result() if answer.done() else None
+            if not line or not line.endswith(b"\n"):
+                answer.cancel()
+                break
+            reply = json.loads(line)
+            self._cpu_now_s = reply.pop("cpu_s")
+            published = reply.pop("published")
+            grade = Grade(published=published and tuple(published), **reply)
+            self._settle(self._waiting.popleft(), grade)
+        self._child = None
+        await self._end(child)
+        self._blame(is_silent=line is None)
+        # A child that cannot even start is not started over and over for nothing.
+        while not self._waiting:
+            await asyncio.sleep(_PAUSE_S)
+        await self.start()
+
+    def _blame(self, is_silent: bool) -> None:
+        """Give up the answer over which a child fell silent, or died for the second time."""
+        head = self._waiting[0] if self._waiting else None
+        if head is None:
             return
+        if is_silent:
+            failure = f"no verdict in {GRADE_TIMEOUT_S:g} s"
+            self._settle(self._waiting.popleft(), Grade(None, False, failure=failure))
+        elif head.has_killed:
+            self._waiting.popleft()
+            if not head.grade.done():
+                head.grade.set_exception(RuntimeError("the grader died twice over one answer"))
+        else:
+            head.has_killed = True
+
+    @staticmethod
+    def _settle(request: _Request, grade: Grade) -> None:
+        if not request.grade.done():
+            request.grade.set_result(grade)
+
+    async def _end(self, child: asyncio.subprocess.Process) -> None:
         self._cpu_before_s, self._cpu_now_s = self.cpu_s, 0.0
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+            child.kill()
+        await child.wait()
+
+    async def stop(self) -> None:
+        """End the child at once; grades that are still open stay open."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        child, self._child = self._child, None
+        if child is not None:
+            await self._end(child)
 
 
 if __name__ == "__main__":

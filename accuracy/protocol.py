@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ _GENERATE_NAMES = {"max_tokens": "max_new_tokens", "seed_base": "sampling_seed"}
 
 # Tokens asked for while checking: enough to see reasoning begin and a stream grow.
 _PROBE_TOKENS = 16
+
+_LOOK_EVERY_S = 0.5
 
 # Where servers tell of themselves: SGLang's paths, then vLLM's.
 _TELLING_PATHS = ("/get_server_info", "/server_info", "/get_model_info", "/model_info", "/version")
@@ -352,11 +355,19 @@ async def _probe(
 async def _ask(
     client: Client, protocol: Protocol, body: dict[str, Any], only_start: bool = False
 ) -> Answer:
+    """Ask, and give up after the lane's time of silence; no run watches over the checks yet."""
     limit_s = protocol.lane.timeouts.idle_s
+    asking = asyncio.create_task(client.ask(protocol.path, body, only_start))
     try:
-        return await asyncio.wait_for(client.ask(protocol.path, body, only_start), limit_s)
-    except asyncio.TimeoutError:
-        raise RequestFailed("stalled", f"no answer within {limit_s:g} s") from None
+        while not asking.done():
+            await asyncio.wait({asking}, timeout=min(_LOOK_EVERY_S, limit_s))
+            for exchange in list(client.exchanges):
+                silent_s = time.monotonic() - (exchange.last_byte or exchange.started)
+                if silent_s > limit_s:
+                    exchange.end(RequestFailed("stalled", f"silent for {limit_s:g} s"))
+        return asking.result()
+    finally:
+        asking.cancel()
 
 
 def _as_server_error(failure: RequestFailed) -> Exception:

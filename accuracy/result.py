@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_eval._vendored.nemo_skills.math_metrics import MathMetrics
+
 from draftproof.accuracy import stats
 from draftproof.accuracy.lanes import Lane
 from draftproof.accuracy.runfolder import final_rows
@@ -197,8 +199,6 @@ def _metrics(
     lane: Lane, final: dict[tuple[str, int], dict[str, Any]], question_ids: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Compute the metrics as sgl-eval's MathMetrics does, missing answers as wrong ones."""
-    from sgl_eval._vendored.nemo_skills.math_metrics import MathMetrics
-
     repeats = lane.repeats
     theirs = MathMetrics()
     for question_id in question_ids:

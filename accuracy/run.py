@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import hashlib
 import json
 import random
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from draftproof.accuracy import receipt as receipts
 from draftproof.accuracy import runfolder
 from draftproof.accuracy.client import PROBE_S, Answer, Client, RequestFailed
-from draftproof.accuracy.grading import GradingProcess
+from draftproof.accuracy.grading import Grade, GradingProcess
 from draftproof.accuracy.lanes import Lane
 from draftproof.accuracy.prompts import few_shot_prefix, renderer
 from draftproof.accuracy.protocol import Findings, check_server, prove_by_answers, unproven
@@ -41,7 +42,7 @@ _WATCH_EVERY_S = 0.2
 # So many failures in a row, and no answer between them, end a run.
 _FAILURES_IN_A_ROW = 20
 # How long a stopped run waits for grades: a signal must be obeyed within two seconds.
-_LAST_GRADES_S = 0.8
+_LAST_GRADES_S = 0.5
 _PLAIN_PROGRESS_EVERY_S = 10.0
 
 
@@ -117,8 +118,11 @@ def run_lane(options: RunOptions, console: Console) -> Outcome:
     questions = load_questions(options.lane, options.data)
     render = renderer(options.lane, questions)
     prompts = {question.id: render(question) for question in questions.questions}
-    # Loaded before the run, so that the end of a run that is stopped does not wait for them.
+    # Looked up before the run, so that the end of a run that is stopped does not wait for it.
     receipts.environment()
+    # The libraries' objects stay to the end: neither the run nor its exit need look through them
+    # (without this the exit takes over a second on a busy machine).
+    gc.freeze()
     return asyncio.run(_run(options, console, questions, prompts))
 
 
@@ -196,7 +200,7 @@ class _Run:
         self.pending = self._plan()
         self.stopped: str | None = None
         self.workers: list[asyncio.Task[None]] = []
-        self.ungraded: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.open_grades: set[asyncio.Future[Grade]] = set()
         self.failures_in_a_row = 0
         self.last_progress = time.monotonic()
         self.alive_check: asyncio.Task[bool] | None = None
@@ -258,8 +262,7 @@ class _Run:
         signalled.add_done_callback(lambda _: self.stop(f"stopped by {signalled.result()}"))
         for row in self.rows:
             if row["error"] is None and row["correct"] is None:
-                self.ungraded.put_nowait(row)
-        grader = asyncio.create_task(self._grade())
+                self._send_to_grader(row)
         watch = asyncio.create_task(self._watch())
         with self.show:
             self._show_progress()
@@ -271,9 +274,9 @@ class _Run:
                 self.stop(f"stopped by {signalled.result()}")
             outcomes = await asyncio.gather(*self.workers, return_exceptions=True)
             watch.cancel()
-            await self._finish_grading(grader)
+            await self._finish_grading()
             self.show.finish()
-        for outcome in (*outcomes, *await asyncio.gather(grader, watch, return_exceptions=True)):
+        for outcome in (*outcomes, *await asyncio.gather(watch, return_exceptions=True)):
             if isinstance(outcome, Exception):
                 raise outcome
         session = self.receipt["sessions"][-1]
@@ -373,7 +376,7 @@ class _Run:
         else:
             self.failures_in_a_row = 0
             if row["correct"] is None:
-                self.ungraded.put_nowait(row)
+                self._send_to_grader(row)
             else:
                 self.graded += 1
         self._show_progress()
@@ -431,36 +434,35 @@ class _Run:
 
     # Grading.
 
-    async def _grade(self) -> None:
-        while True:
-            row = await self.ungraded.get()
-            try:
-                grade = await self.grading.grade(row["text"], self.labels[row["question_id"]])
-            except RuntimeError as error:
-                self.stop(f"{error}: {row['question_id']}, repeat {row['repeat']}")
-                return
-            row["extracted"], row["correct"] = grade.extracted, grade.correct
-            if grade.published is not None:
-                row["published"] = dict(zip(("extracted", "correct"), grade.published, strict=True))
-            if grade.failure is not None:
-                row["grader_failure"] = grade.failure
-            self.graded += 1
-            self.right += grade.correct
-            self.ungraded.task_done()
-            self._show_progress()
+    def _send_to_grader(self, row: dict[str, Any]) -> None:
+        grade = self.grading.grade(row["text"], self.labels[row["question_id"]])
+        self.open_grades.add(grade)
+        grade.add_done_callback(lambda done: self._take_grade(row, done))
 
-    async def _finish_grading(self, grader: asyncio.Task[None]) -> None:
-        """Wait for the last grades; not for long if the run was stopped, a resumed one has time."""
-        rest = asyncio.create_task(self.ungraded.join())
-        limit_s = _LAST_GRADES_S if self.stopped else None
-        while not rest.done() and not grader.done():
-            finished, _ = await asyncio.wait(
-                {rest, grader}, timeout=limit_s or 0.1, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self.stopped and not finished:
-                break
-        rest.cancel()
-        grader.cancel()
+    def _take_grade(self, row: dict[str, Any], done: asyncio.Future[Grade]) -> None:
+        self.open_grades.discard(done)
+        if done.exception() is not None:
+            self.stop(f"{done.exception()}: {row['question_id']}, repeat {row['repeat']}")
+            return
+        grade = done.result()
+        row["extracted"], row["correct"] = grade.extracted, grade.correct
+        if grade.published is not None:
+            row["published"] = dict(zip(("extracted", "correct"), grade.published, strict=True))
+        if grade.failure is not None:
+            row["grader_failure"] = grade.failure
+        self.graded += 1
+        self.right += grade.correct
+        self._show_progress()
+
+    async def _finish_grading(self) -> None:
+        """Wait for the last grades; not for long if the run was stopped: resume makes up for it."""
+        stopped_at = None
+        while self.open_grades:
+            if self.stopped is not None:
+                stopped_at = stopped_at or time.monotonic()
+                if time.monotonic() - stopped_at > _LAST_GRADES_S:
+                    return
+            await asyncio.wait(self.open_grades, timeout=_WATCH_EVERY_S)
 
     # Writing.
 

@@ -159,6 +159,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
     for name in op or ():
         if name not in known:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    # Before the mutants are imported, and triton with them, in whichever mode it finds.
+    _device(device)
     subjects = [*load_mutants()[0], *load_mutants()[1]]
     if not any(subject.op in (op or known) for subject in subjects):
         raise Refused("there are no mutants of these ops")

@@ -158,14 +158,16 @@ def _new_folder(out: Path, before: set[Path]) -> Path | None:
     return new.pop() if new else None
 
 
-def math_book(lane: Lane, right: str = "So it is \\boxed{{{label}}}.") -> dict[str, dict[str, str]]:
-    """Right and wrong replies to a bundled sgl-eval lane's prompts."""
-    questions = load_questions(lane)
+def math_book(
+    lane: Lane, right: str = "So it is \\boxed{{{label}}}.", data: Path | None = None
+) -> dict[str, dict[str, str]]:
+    """Right and wrong replies to an sgl-eval lane's prompts; {label} stands for the answer."""
+    questions = load_questions(lane, data)
     render = renderer(lane, questions)
     return {
         render(one): {
             "right": right.format(label=one.label),
-            "wrong": f"So it is \\boxed{{{int(one.label) + 1}}}.",
+            "wrong": right.format(label=int(one.label) + 1),
         }
         for one in questions.questions
     }
