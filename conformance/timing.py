@@ -24,8 +24,8 @@ MAX_CALLS = 500
 ROUNDS = {"graph": 15, "cold": 60, "eager": 15, "interpreted": 2}
 """Timed rounds of one arm."""
 
-EAGER_CALLS = 200
-"""Eager calls between two readings of the host clock."""
+EAGER_SECONDS = 4e-3
+"""Host time that the eager calls between two readings of the clock aim at."""
 
 FLUSH_BYTES = 1 << 28
 """Written between cold replays: several times any L2 cache."""
@@ -151,13 +151,25 @@ def loop_for(thunk: Callable[[], object], mode: str, flush: torch.Tensor | None)
         graph = graph_of(thunk, 1)
         assert flush is not None
         return Loop(graph.replay, lambda: _flush(flush), DeviceClock(), ROUNDS[mode])
-    calls = EAGER_CALLS if mode == "eager" else 1
+    calls = _eager_calls(thunk) if mode == "eager" else 1
 
     def several() -> None:
         for _ in range(calls):
             thunk()
 
     return Loop(several, None, HostClock(calls), ROUNDS[mode])
+
+
+def _eager_calls(thunk: Callable[[], object]) -> int:
+    for _ in range(3):
+        thunk()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(5):
+        thunk()
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / 5
+    return max(1, min(MAX_CALLS, round(EAGER_SECONDS / max(seconds, 1e-7))))
 
 
 def _flush(memory: torch.Tensor) -> None:
