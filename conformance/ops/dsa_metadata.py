@@ -1125,6 +1125,11 @@ DRAFT = OpSpec(
             checks=_SOME,
         ),
         Case(
+            "first_step_with_fewer_tables",
+            _draft_params([1, 129], 200, steps=[("pages", None), ALIKE]),
+            checks=("eager", "graph"),
+        ),
+        Case(
             "last_step_of_another_width",
             _draft_params([130, 129], 200, steps=[ALIKE, ALIKE, (None, 4)]),
             checks=_SOME,
