@@ -157,7 +157,7 @@ def _download(lane: Lane, cached: Path) -> bytes:
 
 def _prepared(lane: Lane, content: bytes) -> bytes:
     """Make of the source what sgl-eval's own script makes of it, without its download."""
-    module = importlib.import_module(_PREPARE_MODULE)
+    module: Any = importlib.import_module(_PREPARE_MODULE)
     file, url = module.__file__, module.URL
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source.jsonl"

@@ -281,7 +281,7 @@ def _tokens(final: dict[tuple[str, int], dict[str, Any]]) -> dict[str, int | Non
     answered = [row["usage"] or {} for row in final.values() if row["error"] is None]
     tokens: dict[str, int | None] = {}
     for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens"):
-        values = [usage.get(name) for usage in answered]
+        values: list[Any] = [usage.get(name) for usage in answered]
         tokens[name] = None if None in values or not values else sum(values)
     return tokens
 
@@ -289,7 +289,7 @@ def _tokens(final: dict[tuple[str, int], dict[str, Any]]) -> dict[str, int | Non
 def _accept_length(final: dict[tuple[str, int], dict[str, Any]]) -> float | None:
     """Tokens per verification step over all answers, None unless every answer tells its steps."""
     answered = [row["usage"] or {} for row in final.values() if row["error"] is None]
-    steps = [usage.get("spec_verify_ct") for usage in answered]
+    steps: list[Any] = [usage.get("spec_verify_ct") for usage in answered]
     if not steps or None in steps or not sum(steps):
         return None
     accepted = math.fsum(usage["completion_tokens"] for usage in answered)

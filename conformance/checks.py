@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from draftproof.conformance.calls import (
     restride,
     scalars,
 )
-from draftproof.conformance.judges import Anything, Bits, Look, differing, same_bits, show
+from draftproof.conformance.judges import Anything, Bits, Judge, Look, differing, same_bits, show
 from draftproof.conformance.spec import (
     CASE_CHECKS,
     PROFILES,
@@ -326,6 +326,7 @@ def _leaf_problem(
         return None
     look = Look(wanted.before, path, want, have, wanted_all, got_all)
     exact = Bits(nan="payload")
+    judge: Judge
     if effect is None:
         wrong = exact.wrong(look)
         judge, rule = exact, "the op does not write this tensor: every byte must stay"
@@ -523,8 +524,8 @@ def check_strided(subject: Subject, case: Case) -> None:
         _hold(subject, laid, wanted, run, label)
 
 
-def _allowed_strides(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, str]:
-    allowed = {}
+def _allowed_strides(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, Literal["rows", "any"]]:
+    allowed: dict[str, Literal["rows", "any"]] = {}
     for path in leaves(call):
         for pattern, kind in spec.strides.items():
             if _matches(path, pattern):

@@ -161,8 +161,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
     # Before the mutants are imported, and triton with them, in whichever mode it finds.
     _device(device)
-    subjects = [*load_mutants()[0], *load_mutants()[1]]
-    if not any(subject.op in (op or known) for subject in subjects):
+    wrong, right = load_mutants()
+    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(op or known):
         raise Refused("there are no mutants of these ops")
     arguments = [
         str(HERE / "test_mutants.py"),

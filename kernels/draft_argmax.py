@@ -623,7 +623,9 @@ def draft_argmax_baseline(
     )
     rows = positions.shape[0]
     device = positions.device
-    gathered = logits_shards[0] if len(logits_shards) == 1 else torch.cat(logits_shards, dim=1)
+    gathered = (
+        logits_shards[0] if len(logits_shards) == 1 else torch.cat(list(logits_shards), dim=1)
+    )
     tile = min(triton.next_power_of_2(vocab_size), MAX_TILE)
     splits = triton.cdiv(vocab_size, tile)
     values = torch.empty(rows, splits, dtype=torch.float32, device=device)

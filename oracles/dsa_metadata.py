@@ -469,10 +469,10 @@ def _validate_batch(indices: Mapping[str, Tensor], req_to_token: Tensor, max_len
             f"max_len must lie between 1 and the width of req_to_token, "
             f"{req_to_token.shape[1]}, got {max_len}"
         )
-    bs = None
     for name, tensor in indices.items():
         _validate_tensor(name, tensor, INDEX_DTYPES, 1, req_to_token.device)
-        bs = len(tensor) if bs is None else bs
+    bs = len(indices["seq_lens"])
+    for name, tensor in indices.items():
         if len(tensor) != bs:
             raise ValueError(
                 f"{name} must have one entry per request, {bs} as seq_lens has, got {len(tensor)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
@@ -218,7 +218,7 @@ def build_draft(params: Params, seed: int) -> Args:
     `plain`: steps are objects with the right attributes, but no `StepTables`.
     """
     maker, bs = _Maker(params, seed), len(params["seq_lens"])
-    kind = SimpleNamespace if params["plain"] else StepTables
+    kind: type[Any] = SimpleNamespace if params["plain"] else StepTables
     steps = [
         kind(**maker.decode_lengths(bs), **maker.tables(bs, tables, excess))
         for tables, excess in params["steps"]
@@ -408,7 +408,7 @@ def _drawn(draw: st.DrawFn, most_requests: int = 4) -> dict[str, Any]:
     )
 
 
-STRIDES = {
+STRIDES: dict[str, Literal["rows", "any"]] = {
     "seq_lens": "any",
     "req_pool_indices": "any",
     "extend_seq_lens": "any",
@@ -1082,6 +1082,10 @@ def _draft_bad_inputs() -> list[BadInput]:
     return bad
 
 
+def _steps_alike(count: int) -> Callable[[int], Mapping[str, Any]]:
+    return lambda bs: {"steps": [list(ALIKE)] * count, "plain": False}
+
+
 def _draft_bench() -> list[BenchPoint]:
     return [
         point
@@ -1090,7 +1094,7 @@ def _draft_bench() -> list[BenchPoint]:
             "dsa_draft_decode_metadata",
             f"draft{count}",
             count,
-            lambda bs, count=count: {"steps": [list(ALIKE)] * count, "plain": False},
+            _steps_alike(count),
         )()
     ]
 
