@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
@@ -13,7 +14,10 @@ import typer
 from draftproof.conformance.plugin import HERE
 
 OK, MISMATCH, USAGE, FAULT = 0, 1, 2, 3
-"""Exit codes: all as it should be; a mismatch or nothing compared; bad usage or input; our fault."""
+"""Exit codes: as it should be; mismatch or nothing compared; bad usage or input; our fault."""
+
+MAX_WORKERS = 8
+"""Processes that interpreted kernels are spread over, at most."""
 
 PLUGINS = ("draftproof.conformance.plugin", "xdist.plugin", "pytest_timeout")
 """What the suite's own pytest loads; whatever else is installed stays out of it."""
@@ -131,7 +135,7 @@ def verify(
         *(f"--dp-op={name}" for name in op or ()),
         *([f"--dp-json={json}"] if json else []),
     ]
-    raise typer.Exit(_pytest(arguments))
+    raise typer.Exit(_pytest(arguments, device))
 
 
 @app.command()
@@ -155,6 +159,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
     for name in op or ():
         if name not in known:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    # Before the mutants are imported, and triton with them, in whichever mode it finds.
+    _device(device)
     subjects = [*load_mutants()[0], *load_mutants()[1]]
     if not any(subject.op in (op or known) for subject in subjects):
         raise Refused("there are no mutants of these ops")
@@ -163,7 +169,7 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
         f"--dp-device={device.value}",
         *(f"--dp-op={name}" for name in op or ()),
     ]
-    raise typer.Exit(_pytest(arguments))
+    raise typer.Exit(_pytest(arguments, device))
 
 
 @golden_app.command("check")
@@ -197,6 +203,7 @@ def bench(
         str(HERE / "test_bench.py"),
         "-p",
         "pytest_benchmark.plugin",
+        "--benchmark-quiet",
         f"--dp-device={device.value}",
         *(f"--dp-op={name}" for name in op or ()),
         *([f"--dp-json={json}"] if json else []),
@@ -258,16 +265,28 @@ def _device(asked: Device) -> str:
         raise Refused(str(error)) from error
 
 
-def _pytest(arguments: list[str]) -> int:
-    """Run the suite's own pytest, apart from the settings of the folder that one stands in."""
+def _pytest(arguments: list[str], spread_on: Device | None = None) -> int:
+    """Run the suite's own pytest, apart from the settings of the folder that one stands in.
+
+    With `spread_on`, interpreted kernels are spread over the cores; a GPU is kept to one process.
+    """
     import pytest
 
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    # Hypothesis would keep a folder where one stands.
+    os.environ.setdefault(
+        "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "draftproof-hypothesis")
+    )
+    cores = min(os.cpu_count() or 1, MAX_WORKERS)
+    if spread_on is not None and cores > 1 and _device(spread_on) == "cpu":
+        # One thread each: the interpreter's small steps gain nothing from more.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        arguments = [*arguments, "-n", str(cores), "--max-worker-restart", "1000"]
     plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
     code = pytest.main(
         [
-            *("-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE), "--noconftest"),
+            *("-c", str(HERE / "verify.ini"), "--rootdir", str(HERE), "--noconftest"),
             *("-q", "--no-header", "--tb=short", "-rN", "--disable-warnings"),
             *plugins,
             *arguments,

@@ -55,6 +55,11 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(BITS[tensor.element_size()])
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal bit for bit."""
+    return torch.equal(bits(one), bits(other))
+
+
 def is_nan(tensor: Tensor) -> Tensor:
     """Bool mask of NaNs, False for types that have none."""
     if tensor.dtype.itemsize == 1 and tensor.is_floating_point():

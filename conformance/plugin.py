@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,23 @@ and benchmarks."""
 ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 """Folders of a checkout, imported as `draftproof.<room>`."""
 
-GRACE_SECONDS = 15
+GRACE_SECONDS = 5
 """How much longer than its limit a check may take before its whole worker is ended."""
 
 PROPERTY = "draftproof"
 """Name of the user property in which a result travels, so that xdist keeps it."""
 
+MUTANT_PROPERTY = "draftproof-mutant"
+"""Likewise for what became of a mutant."""
+
+BENCH_PROPERTY = "draftproof-bench"
+"""Likewise for a timing."""
+
 _SETTINGS = pytest.StashKey[Any]()
 _REPORT = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
 _DEVICE = pytest.StashKey[str]()
+_ROWS = pytest.StashKey[Any]()
 
 pytest.register_assert_rewrite(*(f"draftproof.{room}.tests" for room in ROOMS))
 
@@ -69,6 +77,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="limit of one check of an implementation from outside",
     )
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """One arm of one benchmark point in one mode."""
+
+    op: str
+    point: Any
+    arm: str
+    prepare: Any
+    mode: str
+    device: str
+
+    @property
+    def id(self) -> str:
+        """The parameter part of the test's name."""
+        return f"{self.op}-{self.point.name}-{self.mode}-{self.arm}"
 
 
 # ---------------------------------------------------------------- before Triton is imported
@@ -276,6 +301,58 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         found = jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_job", found, ids=[job.id for job in found])
+    if "dp_bench" in metafunc.fixturenames:
+        found_bench = _bench_jobs(settings_of(metafunc.config))
+        metafunc.parametrize("dp_bench", found_bench, ids=[job.id for job in found_bench])
+    if "dp_mutant" in metafunc.fixturenames or "dp_variant" in metafunc.fixturenames:
+        from draftproof.conformance.spec import CHECKS, load_mutants
+
+        ops = settings_of(metafunc.config).ops
+        mutants, variants = load_mutants()
+        if "dp_mutant" in metafunc.fixturenames:
+            chosen = [mutant for mutant in mutants if mutant.op in ops]
+            names = [f"{mutant.op}-{mutant.name}" for mutant in chosen]
+            metafunc.parametrize("dp_mutant", chosen, ids=names)
+        else:
+            # By check, so that one slow variant is spread over the workers.
+            pairs = [
+                (variant, check)
+                for variant in variants
+                if variant.op in ops
+                for check in CHECKS
+                if check != "invalid"
+            ]
+            names = [f"{variant.op}-{variant.name}-{check}" for variant, check in pairs]
+            metafunc.parametrize("dp_variant", pairs, ids=names)
+
+
+def _bench_jobs(settings: Any) -> list[BenchJob]:
+    """Point by point, so that a point's arguments are made once; without a GPU, one point an op."""
+    from draftproof.conformance.implementations import resolve
+    from draftproof.conformance.spec import load_specs
+
+    found = []
+    for op in settings.ops:
+        spec = load_specs()[op]
+        points = spec.bench() if spec.bench else []
+        cuda = settings.device == "cuda"
+        for point in points if cuda else points[:1]:
+            arms = dict(point.arms)
+            if not arms:
+                for name in ("triton", "baseline"):
+                    arms[name] = _plain_arm(resolve(name).get(op))
+            if cuda:
+                modes = ["cold" if point.cold else "graph", *(["eager"] if point.eager else [])]
+            else:
+                modes = ["interpreted"]
+            for mode in modes:
+                for arm, prepare in [*arms.items(), ("empty", None)]:
+                    found.append(BenchJob(op, point, arm, prepare, mode, settings.device))
+    return found
+
+
+def _plain_arm(function: Any) -> Any:
+    return lambda args: lambda: function(**args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -378,11 +455,17 @@ class Gatherer:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.mutants: list[dict[str, Any]] = []
+        self.timings: list[dict[str, Any]] = []
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result from its user property, or make one for a check that never got so far."""
         from draftproof.conformance.session import Result, strike
 
+        if report.when == "call":
+            self.mutants += [v for name, v in report.user_properties if name == MUTANT_PROPERTY]
+            self.timings += [v for name, v in report.user_properties if name == BENCH_PROPERTY]
         job = _job_of(report.nodeid)
         if job is None:
             return
@@ -393,18 +476,25 @@ class Gatherer:
                 return
         if report.failed:
             strike(settings, job)
-            detail = report.longreprtext or str(report.longrepr)
+            report.longrepr = _unfinished(report, job, settings, _limit(self.config))
+            seconds = round(getattr(report, "duration", 0.0), 4)
+            name = settings.implementation
             gathered.results.append(
-                Result(
-                    job.op,
-                    job.check,
-                    job.case,
-                    settings.implementation,
-                    "failed",
-                    round(report.duration, 4) if hasattr(report, "duration") else 0.0,
-                    detail,
-                )
+                Result(job.op, job.check, job.case, name, "failed", seconds, report.longrepr)
             )
+
+
+def _unfinished(report: pytest.TestReport, job: Any, settings: Any, limit: float) -> str:
+    """The report of a check that was cut short: by its time limit, or with its process."""
+    text = report.longreprtext
+    if "Timeout (>" not in text:
+        return text
+    crash = getattr(report.longrepr, "reprcrash", None)
+    where = f", last seen at {crash.path}:{crash.lineno}" if crash is not None else ""
+    return (
+        f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
+        f"did not end within {limit:g} s{where}"
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -419,9 +509,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the JSON; a run in which nothing was compared fails."""
     config = session.config
     report = config.stash.get(_REPORT, None)
-    if report is None or not _ran_ops(session):
+    if report is None:
         return
     settings = config.stash[_SETTINGS]
+    gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
+    if gatherer is not None and gatherer.timings:
+        _finish_bench(session, gatherer.timings, settings)
+        return
+    if not _ran_ops(session):
+        return
     if not report.compared and session.exitstatus in (
         pytest.ExitCode.OK,
         pytest.ExitCode.NO_TESTS_COLLECTED,
@@ -434,6 +530,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
         document = report.document(settings, describe(settings.device))
         Path(config.option.dp_json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _finish_bench(session: pytest.Session, timings: list[dict[str, Any]], settings: Any) -> None:
+    """Put the arms together; a reach that was missed fails the run."""
+    from draftproof.conformance.bench import bench_rows, write_json
+
+    rows = bench_rows(timings, settings)
+    session.config.stash[_ROWS] = rows
+    if session.config.option.dp_json:
+        write_json(Path(session.config.option.dp_json), rows, settings)
+    if any(row.met is False for row in rows) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _ran_ops(session: pytest.Session) -> bool:
@@ -449,6 +557,18 @@ def _ran_ops(session: pytest.Session) -> bool:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """End with the table op x check."""
     report = config.stash.get(_REPORT, None)
+    gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
+    if gatherer is not None and gatherer.mutants:
+        from draftproof.conformance.report import mutant_lines
+
+        terminalreporter.section("mutants")
+        for line in mutant_lines(gatherer.mutants):
+            terminalreporter.write_line(line)
+    if rows := config.stash.get(_ROWS, None):
+        from draftproof.conformance.bench import table_lines
+
+        terminalreporter.section("bench")
+        terminalreporter.write_line(table_lines(rows, config.stash[_SETTINGS]))
     if report is None or not report.results:
         return
     from draftproof.conformance.report import summary

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,10 +17,10 @@ from draftproof.conformance.spec import CHECKS
 
 _SIGNS = {
     "passed": ("ok", "green"),
-    "failed": ("FAILED", "bold red"),
-    "error": ("ERROR", "bold magenta"),
-    "skipped": ("skipped", "yellow"),
-    "not_provided": ("not provided", "yellow"),
+    "failed": ("FAIL", "bold red"),
+    "error": ("ERR", "bold magenta"),
+    "skipped": ("skip", "yellow"),
+    "not_provided": ("none", "yellow"),
 }
 
 
@@ -36,7 +39,15 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
     console = Console(
         file=io.StringIO(), width=max(width, 60), force_terminal=colour, no_color=not colour
     )
-    table = Table(title=f"{settings.implementation} on {settings.device}, {settings.profile}")
+    # 80 columns hold the longest op and every check: one blank between columns, no frame.
+    table = Table(
+        title=f"{settings.implementation} on {settings.device}, {settings.profile}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("op", no_wrap=True)
     for check in CHECKS:
         table.add_column(check)
@@ -63,6 +74,22 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
     if not report.compared:
         console.print("nothing was compared: the run fails", style="bold red", highlight=False)
     return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+
+
+def mutant_lines(mutants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a mutant: which of its checks caught it, and which of them did not."""
+    lines = []
+    for mutant in sorted(mutants, key=lambda one: (one["op"], one["name"])):
+        missed = [check for check in mutant["should"] if check not in mutant["killers"]]
+        if mutant["killers"]:
+            verdict = f"killed by {', '.join(mutant['killers'])}"
+            verdict += f" (not by {', '.join(missed)})" if missed else ""
+        else:
+            verdict = "SURVIVED" if mutant["survived"] else "not run here"
+        lines.append(f"{mutant['op']} {mutant['name']}: {verdict}")
+    alive = sum(mutant["survived"] for mutant in mutants)
+    lines.append(f"{len(mutants)} mutants, {alive} alive")
+    return lines
 
 
 def _cell(counts: Counter[str]) -> Text:

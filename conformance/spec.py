@@ -72,7 +72,8 @@ class Case:
     profile : str
         The smallest profile that runs it.
     checks : sequence of str, optional
-        The checks to run; None: every check of `CASE_CHECKS`. Large cases name a few.
+        The checks to run in the case's own profile; None: every check of `CASE_CHECKS`. Large
+        cases name a few. Larger profiles run them all.
     noop : bool
         The op must change nothing here. Where it is False, an oracle that changes nothing makes
         the case an error: a vacuous comparison proves nothing.

@@ -1,0 +1,38 @@
+# Every target sets up .venv by itself, on a bare machine too (ci/setup_env.py says what it chose).
+#   make verify ARGS="--op c128_cleanup --profile full"     the main job: draftproof verify
+#   make test   ARGS="conformance -x"                       the whole test suite: pytest
+#   PYTHON=python3.12 make setup                            another base Python
+#   TORCH_INDEX=URL make setup                              torch from the index at URL
+
+ARGS ?=
+BIN := .venv/bin
+ROOMS := oracles kernels conformance accuracy ci
+TYPED := .cache/typecheck/draftproof
+
+# No child process finds the rooms under their bare names through its working folder.
+export PYTHONSAFEPATH := 1
+
+.DEFAULT_GOAL := verify
+.PHONY: setup verify test bench lint clean
+
+setup:
+	@sh ci/setup.sh
+
+verify: setup
+	$(BIN)/draftproof verify $(ARGS)
+
+test: setup
+	$(BIN)/pytest $(ARGS)
+
+bench: setup
+	$(BIN)/draftproof bench $(ARGS)
+
+# The type checker sees the rooms as draftproof.<room> through links, as they are installed.
+lint: setup
+	@mkdir -p $(TYPED)
+	@for room in $(ROOMS); do ln -sfn ../../../$$room $(TYPED)/$$room; done
+	@failed=0; for check in "ruff check ." "ruff format --check ." "mypy"; do \
+		echo "$$check"; $(BIN)/python -m $$check || failed=1; done; exit $$failed
+
+clean:
+	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .benchmarks
