@@ -1,4 +1,4 @@
-"""A real model behind a real server: damage is seen, no damage is not, and the lanes run through."""
+"""A real model behind a real server: damage is seen, health is not called damage."""
 
 from __future__ import annotations
 
