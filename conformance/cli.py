@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
@@ -158,6 +159,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
     for name in op or ():
         if name not in known:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    # Before the mutants are imported, and triton with them, in whichever mode it finds.
+    _device(device)
     subjects = [*load_mutants()[0], *load_mutants()[1]]
     if not any(subject.op in (op or known) for subject in subjects):
         raise Refused("there are no mutants of these ops")
@@ -271,6 +274,10 @@ def _pytest(arguments: list[str], spread_on: Device | None = None) -> int:
 
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    # Hypothesis would keep a folder where one stands.
+    os.environ.setdefault(
+        "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "draftproof-hypothesis")
+    )
     cores = min(os.cpu_count() or 1, MAX_WORKERS)
     if spread_on is not None and cores > 1 and _device(spread_on) == "cpu":
         # One thread each: the interpreter's small steps gain nothing from more.
@@ -279,7 +286,7 @@ def _pytest(arguments: list[str], spread_on: Device | None = None) -> int:
     plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
     code = pytest.main(
         [
-            *("-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE), "--noconftest"),
+            *("-c", str(HERE / "verify.ini"), "--rootdir", str(HERE), "--noconftest"),
             *("-q", "--no-header", "--tb=short", "-rN", "--disable-warnings"),
             *plugins,
             *arguments,

@@ -29,7 +29,7 @@ and benchmarks."""
 ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 """Folders of a checkout, imported as `draftproof.<room>`."""
 
-GRACE_SECONDS = 15
+GRACE_SECONDS = 5
 """How much longer than its limit a check may take before its whole worker is ended."""
 
 PROPERTY = "draftproof"
@@ -458,6 +458,7 @@ class Gatherer:
         self.mutants: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result from its user property, or make one for a check that never got so far."""
         from draftproof.conformance.session import Result, strike
@@ -475,18 +476,25 @@ class Gatherer:
                 return
         if report.failed:
             strike(settings, job)
-            detail = report.longreprtext or str(report.longrepr)
+            report.longrepr = _unfinished(report, job, settings, _limit(self.config))
+            seconds = round(getattr(report, "duration", 0.0), 4)
+            name = settings.implementation
             gathered.results.append(
-                Result(
-                    job.op,
-                    job.check,
-                    job.case,
-                    settings.implementation,
-                    "failed",
-                    round(report.duration, 4) if hasattr(report, "duration") else 0.0,
-                    detail,
-                )
+                Result(job.op, job.check, job.case, name, "failed", seconds, report.longrepr)
             )
+
+
+def _unfinished(report: pytest.TestReport, job: Any, settings: Any, limit: float) -> str:
+    """The report of a check that was cut short: by its time limit, or with its process."""
+    text = report.longreprtext
+    if "Timeout (>" not in text:
+        return text
+    crash = getattr(report.longrepr, "reprcrash", None)
+    where = f", last seen at {crash.path}:{crash.lineno}" if crash is not None else ""
+    return (
+        f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
+        f"did not end within {limit:g} s{where}"
+    )
 
 
 @pytest.hookimpl(trylast=True)

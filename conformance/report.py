@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +17,10 @@ from draftproof.conformance.spec import CHECKS
 
 _SIGNS = {
     "passed": ("ok", "green"),
-    "failed": ("FAILED", "bold red"),
-    "error": ("ERROR", "bold magenta"),
-    "skipped": ("skipped", "yellow"),
-    "not_provided": ("not provided", "yellow"),
+    "failed": ("FAIL", "bold red"),
+    "error": ("ERR", "bold magenta"),
+    "skipped": ("skip", "yellow"),
+    "not_provided": ("none", "yellow"),
 }
 
 
@@ -38,7 +39,15 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
     console = Console(
         file=io.StringIO(), width=max(width, 60), force_terminal=colour, no_color=not colour
     )
-    table = Table(title=f"{settings.implementation} on {settings.device}, {settings.profile}")
+    # 80 columns hold the longest op and every check: one blank between columns, no frame.
+    table = Table(
+        title=f"{settings.implementation} on {settings.device}, {settings.profile}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("op", no_wrap=True)
     for check in CHECKS:
         table.add_column(check)

@@ -1,4 +1,4 @@
-"""Greedy draft token from a split vocabulary: candidates a shard, one exact sum over ranks, a pick."""
+"""Greedy draft token of a split vocabulary: candidates a shard, an exact sum over ranks, a pick."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.numerics import is_nan, score_key, widen_bf16
+from draftproof.kernels.runtime import INTERPRETED
 
 LANES = tl.constexpr(4)
 """fp32 numbers a candidate: key >> 16, key & 0xFFFF, id & 0xFFFF, 1 + (id >> 16)."""
 
 _INT32_MAX = tl.constexpr(2**31 - 1)
+_INF_BITS = tl.constexpr(0x7F800000)
 _SINK_SCORE = tl.constexpr(-1e30)
 _NO_CANDIDATE = tl.constexpr(-1)
 
 MIN_TILE = 1024
 """Columns: below this a program's loads are narrower than 16 bytes a thread."""
-MAX_TILE = 4096
-"""Columns: above this a program's scores no longer fit in registers at full occupancy."""
+MAX_TILE = 1 << 20 if INTERPRETED else 4096
+"""Columns: above this a program's scores no longer fit in registers at full occupancy. The
+interpreter knows no such limit but Triton's own for a block."""
 MAX_SPLITS = 128
 """Candidates a row and rank: more would make the last kernel's one warp the bottleneck."""
-PROGRAMS_IN_FLIGHT = 1024
-"""Programs that a large GPU holds at once (132 multiprocessors, 8 programs of 4 warps each)."""
+PROGRAMS_IN_FLIGHT = 8 if INTERPRETED else 1024
+"""Programs that a large GPU holds at once (132 multiprocessors, 8 programs of 4 warps each). The
+interpreter runs one at a time, whose cost hardly depends on its size."""
 
 KILL_SWITCH = "SGLANG_SPEC_DRAFT_ARGMAX_EXCHANGE"
 """Environment variable: "0" or "false" keeps the gather everywhere."""
@@ -37,14 +41,8 @@ KILL_SWITCH = "SGLANG_SPEC_DRAFT_ARGMAX_EXCHANGE"
 # The exchange: partial candidates, the buffer that travels, the final pick
 
 
-@triton.jit
-def _widen(scores):
-    if scores.dtype == tl.bfloat16:
-        scores = widen_bf16(scores)
-    return scores.to(tl.float32)
-
-
-@triton.jit
+# The place among the ranks must not make a kernel of its own.
+@triton.jit(do_not_specialize=["first_id", "rank", "ranks", "splits"])
 def _partials_kernel(
     logits,
     buffer,
@@ -59,10 +57,10 @@ def _partials_kernel(
     TILES: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    split = tl.program_id(1)
-    begin = split.to(tl.int64) * (TILE * TILES)
-    columns = logits + row.to(tl.int64) * row_stride + begin
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1).to(tl.int64)
+    begin = split * (TILE * TILES)
+    columns = logits + row * row_stride + begin
     left = valid_width - begin
     place_in_tile = tl.arange(0, TILE)
 
@@ -72,14 +70,19 @@ def _partials_kernel(
         done = tile * TILE
         if done + TILE <= left:
             # Without a mask the loads are vectors wherever the vocabulary ends.
-            scores = _widen(tl.load(columns + done + place_in_tile))
+            scores = tl.load(columns + done + place_in_tile)
         else:
             # Past the end stands the lowest score, at higher columns than any that ties with it.
-            real = done + place_in_tile < left
-            scores = _widen(tl.load(columns + done + place_in_tile, mask=real, other=float("-inf")))
+            real = place_in_tile < left - done
+            scores = tl.load(columns + done + place_in_tile, mask=real, other=float("-inf"))
+        if scores.dtype == tl.bfloat16:
+            bits = scores.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        else:
+            bits = scores.to(tl.float32).to(tl.int32, bitcast=True)
         # Float comparisons give the order of scores, -0 and +0 alike, once no NaN is left.
-        nan = is_nan(scores)
-        numbers = tl.where(nan, float("-inf") if NAN_FIRST else _SINK_SCORE, scores)
+        nan = (bits & _INT32_MAX) > _INF_BITS
+        numbers = bits.to(tl.float32, bitcast=True)
+        numbers = tl.where(nan, float("-inf") if NAN_FIRST else _SINK_SCORE, numbers)
         best = tl.max(numbers, axis=0)
         place = tl.min(tl.where(numbers == best, place_in_tile, TILE), axis=0)
         if NAN_FIRST:
@@ -91,24 +94,21 @@ def _partials_kernel(
         column = tl.where(tile_key > key, begin + done + place, column)
         key = tl.maximum(key, tile_key)
 
-    token = (first_id + column).to(tl.int32)
+    # Adding 2^16 to the id makes the upper half 1 + (id >> 16) and keeps the lower half.
     lane = tl.arange(0, LANES)
-    value = tl.where(
-        lane < 2,
-        tl.where(lane == 0, (key >> 16).to(tl.int32), (key & 0xFFFF).to(tl.int32)),
-        tl.where(lane == 2, token & 0xFFFF, 1 + (token >> 16)),
-    )
-    value = tl.where(key == _NO_CANDIDATE, 0, value)
-
-    # With SLOTS == 1 only the own slot is written. Else the slots of all ranks are, with zeros for
-    # the others: no launch to clear the buffer, and no state that an aborted step could spoil.
-    slot = tl.arange(0, SLOTS)
+    whole = tl.where(lane < 2, key, first_id + column + 65536)
+    value = tl.where((lane == 0) | (lane == 3), whole >> 16, whole & 0xFFFF)
+    place = (row * ranks * splits + split) * LANES + lane
     if SLOTS == 1:
-        slot += rank
-    value = tl.where((slot == rank)[:, None], value[None, :], 0).to(tl.float32)
-    place = (row.to(tl.int64) * ranks * splits + split) * LANES
-    place += (slot * splits * LANES)[:, None] + lane[None, :]
-    tl.store(buffer + place, value, mask=(slot < ranks)[:, None])
+        value = tl.where(key == _NO_CANDIDATE, 0, value).to(tl.float32)
+        tl.store(buffer + rank * splits * LANES + place, value)
+    else:
+        # All ranks' slots are written, with zeros for the others: no launch to clear the buffer,
+        # and no state that an aborted step could spoil.
+        slot = tl.arange(0, SLOTS)[:, None]
+        value = tl.where((slot == rank) & (key != _NO_CANDIDATE), value[None, :], 0)
+        place = slot * splits * LANES + place[None, :]
+        tl.store(buffer + place, value.to(tl.float32), mask=slot < ranks)
 
 
 @triton.jit
@@ -180,9 +180,7 @@ def exchange_splits(rows: int, width: int) -> int:
     return max(1, min(triton.cdiv(width, tile), MAX_SPLITS))
 
 
-def exchange_buffer(
-    rows: int, ranks: int, splits: int, device: torch.device | str
-) -> torch.Tensor:
+def exchange_buffer(rows: int, ranks: int, splits: int, device: torch.device | str) -> torch.Tensor:
     """Allocate, unwritten, the ``[rows, ranks, splits, 4]`` fp32 candidates that travel."""
     return torch.empty(rows, ranks, splits, LANES.value, dtype=torch.float32, device=device)
 
@@ -199,10 +197,10 @@ def argmax_partials(
 ) -> None:
     """Reduce each split of a shard's rows to the candidate that travels.
 
-    A candidate is four fp32 lanes ``key >> 16, key & 0xFFFF, id & 0xFFFF, 1 + (id >> 16)``: `key` is
-    the order-preserving uint32 of the score, after -0 became +0 and NaN became fl32(-1e30)
-    ("sink") or the quiet NaN above +inf ("first"). Each lane is an integer below 2^24, hence exact
-    in fp32 and in any sum with zeros. Four zeros mean that the split has no real token.
+    A candidate is the four fp32 lanes ``key >> 16, key & 0xFFFF, id & 0xFFFF, 1 + (id >> 16)``.
+    `key` is the order-preserving uint32 of the score, after -0 became +0 and NaN became
+    fl32(-1e30) ("sink") or the quiet NaN above +inf ("first"). Each lane is an integer below 2^24,
+    hence exact in fp32 and in any sum with zeros. Four zeros: the split has no real token.
 
     Parameters
     ----------
@@ -570,7 +568,8 @@ def _gathered_partials_kernel(
     row = tl.program_id(1).to(tl.int64)
     column = split * TILE + tl.arange(0, TILE)
     counts = column < vocab_size
-    scores = _widen(tl.load(logits + row * row_stride + column, mask=counts, other=0.0))
+    scores = tl.load(logits + row * row_stride + column, mask=counts, other=0.0)
+    scores = widen_bf16(scores) if scores.dtype == tl.bfloat16 else scores.to(tl.float32)
     best, token = _best_of(scores, column, counts, NAN_FIRST)
     tl.store(values + row * splits + split, best)
     tl.store(ids + row * splits + split, token)
@@ -625,7 +624,8 @@ def draft_argmax_baseline(
     rows = positions.shape[0]
     device = positions.device
     gathered = logits_shards[0] if len(logits_shards) == 1 else torch.cat(logits_shards, dim=1)
-    splits = triton.cdiv(vocab_size, MAX_TILE)
+    tile = min(triton.next_power_of_2(vocab_size), MAX_TILE)
+    splits = triton.cdiv(vocab_size, tile)
     values = torch.empty(rows, splits, dtype=torch.float32, device=device)
     ids = torch.empty(rows, splits, dtype=torch.int64, device=device)
     topk_p = torch.empty(rows, 1, dtype=torch.float32, device=device)
@@ -639,7 +639,7 @@ def draft_argmax_baseline(
             vocab_size,
             splits,
             NAN_FIRST=nan_policy == "first",
-            TILE=MAX_TILE,
+            TILE=tile,
             num_warps=4,
             enable_fp_fusion=False,
         )

@@ -654,7 +654,7 @@ class _Batch:
         for name, tensor in indices.items():
             _check(name, tensor, (torch.int32, torch.int64), (0,), self.device)
             if tensor.shape[0] != self.bs:
-                raise ValueError(f"{name} has {tensor.shape[0]} entries for {self.bs} requests")
+                raise ValueError(f"{name} has {tensor.shape[0]} entries, seq_lens {self.bs}")
         if max_len <= 0:
             raise ValueError(f"max_len is {max_len}, must be positive")
         if max_len > req_to_token.shape[1]:

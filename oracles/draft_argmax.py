@@ -1,4 +1,4 @@
-"""Golden truth for the greedy draft token over a vocabulary that is split over tensor-parallel ranks."""
+"""Golden truth for the greedy draft token over a vocabulary that is split over ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def _check(
     nan_policy: str,
 ) -> None:
     if not isinstance(logits_shards, list | tuple) or not logits_shards:
-        raise ValueError(f"logits_shards: need a list of at least one tensor, got {logits_shards!r}")
+        raise ValueError(
+            f"logits_shards: need a list of at least one tensor, got {logits_shards!r}"
+        )
     first = logits_shards[0]
     for t, shard in enumerate(logits_shards):
         name = f"logits_shards[{t}]"

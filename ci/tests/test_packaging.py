@@ -110,6 +110,7 @@ def test_every_package_of_the_tree_is_declared() -> None:
 def test_the_wheel_holds_every_source_file_and_all_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     kinds = {room: ("*.py",) for room in ROOMS}
+    kinds["conformance"] += ("*.ini",)
     kinds["conformance/golden"] = ("*.json", "*.safetensors")
     kinds["accuracy"] += ("*.json", "*.j2", "*.yaml")
     wanted = {

@@ -40,13 +40,16 @@ def build(params: Params, seed: int) -> Args:
     x = torch.randn(rows, width, generator=generator)
     if params.get("zero"):
         x[:, 0] = 0.0
+    if params.get("nan"):
+        x[0, 0] = float("nan")
     lens = torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32)
     if rows:
         lens[0] = width
+    room = torch.randn(rows, width + params.get("gap", 0), generator=generator)
     return {
         "x": x,
         "lens": lens,
-        "out": torch.randn(rows, width, generator=generator),
+        "out": room[:, :width],
         "counter": torch.randint(0, 9, (rows,), generator=generator),
         "scale": 2.0,
     }
@@ -65,6 +68,8 @@ SPEC = ToySpec(
     cases=[
         Case("three_rows", {"rows": 3, "width": 5}),
         Case("zeros", {"rows": 2, "width": 4, "zero": True}),
+        Case("a_nan", {"rows": 2, "width": 4, "nan": True}),
+        Case("rows_apart", {"rows": 3, "width": 4, "gap": 2}),
     ],
     strategy=lambda: st.fixed_dictionaries(
         {"rows": st.integers(1, 4), "width": st.integers(1, 9), "zero": st.booleans()}

@@ -1,0 +1,294 @@
+"""The command line and the plugin, run as a user runs them: from another folder, in a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftproof.conformance import casefile
+from draftproof.conformance.checks import case_seed
+from draftproof.conformance.spec import load_specs
+
+OP = "c128_cleanup"
+SHIM = """
+import ctypes, os, signal
+from draftproof.oracles.c128_cleanup import c128_cleanup as right
+
+def c128_cleanup(states, req_pool_indices, seq_lens, accept_lens, *, ring_size, num_draft_tokens):
+    {fault}
+    right(states, req_pool_indices, seq_lens, accept_lens, ring_size=ring_size,
+          num_draft_tokens=num_draft_tokens)
+"""
+
+
+def environment() -> dict[str, str]:
+    """This process's, less what pytest and the interpreter put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "DRAFTPROOF")) and name != "TRITON_INTERPRET"
+    }
+
+
+def draftproof(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run(
+        [sys.executable, "-m", "draftproof.conformance.cli", *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def plugin(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the plugin, as a reader would from a folder of their own."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "draftproof.conformance.plugin"),
+            *("--pyargs", "draftproof.conformance", f"--dp-op={OP}", *arguments),
+        ],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def implementation(folder: Path, fault: str = "pass") -> Path:
+    """A reader's file: the right thing, and one fault."""
+    path = folder / "mine.py"
+    path.write_text(SHIM.format(fault=fault))
+    return path
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """The results of a JSON report."""
+    document = json.loads(path.read_text())
+    assert document["schema"] == "draftproof.verify/1"
+    assert document["environment"]["torch"]
+    return document["results"]
+
+
+BAD_USE: list[tuple[list[str], list[str]]] = [
+    (["verify", "--op", "nonsense"], ["--op nonsense", "no such op", OP]),
+    (["verify", "--impl", "missing.py"], ["--impl missing.py", "no such file"]),
+    (["verify", "--impl", "no_such_module"], ["no module named 'no_such_module'", "triton"]),
+    (["verify", "--impl", "json:nothing"], ["json has no attribute 'nothing'"]),
+    (["verify", "--impl", "empty.py"], ["empty.py", "defines none of the ops", OP]),
+    (["verify", "--impl", "broken.py"], ["broken.py", "SyntaxError"]),
+    (["verify", "--impl", "raises.py"], ["raises.py", "RuntimeError: no device"]),
+    (["verify", "--impl", "number.py"], ["number.py", "c128_cleanup is a int"]),
+    (["verify", "--profile", "huge"], ["huge", "quick"]),
+    (["verify", "--json", "no/such/folder.json"], ["--json no/such/folder.json"]),
+    (["verify", "--nonsense"], ["--nonsense"]),
+    (["replay", "nothing.json"], ["nothing.json", "no such file"]),
+    (["replay", "empty.py"], ["empty.py", "not JSON"]),
+    (["mutants", "--op", "nonsense"], ["--op nonsense"]),
+    (["golden", "check", "--op", "nonsense"], ["--op nonsense"]),
+    (["bench", "--op", "nonsense"], ["--op nonsense"]),
+    (["frobnicate"], ["frobnicate"]),
+]
+
+EVERY_BAD_USE = """
+import contextlib, io, json, sys
+from draftproof.conformance.cli import main
+found = []
+for arguments in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = end.code
+    found.append([code, said.getvalue()])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """Exit code and output of every bad use, one after another in one process."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.py").write_text("")
+    (folder / "broken.py").write_text("def c128_cleanup(:\n")
+    (folder / "raises.py").write_text("raise RuntimeError('no device')\n")
+    (folder / "number.py").write_text("c128_cleanup = 3\n")
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_BAD_USE, json.dumps([use for use, _ in BAD_USE])],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", range(len(BAD_USE)), ids=lambda n: "_".join(BAD_USE[n][0]))
+def test_bad_use_is_one_clear_line_and_exit_2(number: int, answers: list[tuple[int, str]]) -> None:
+    code, said = answers[number]
+    assert code == 2, said
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert len(lines) == 1, lines
+    assert all(word in lines[0] for word in BAD_USE[number][1])
+
+
+def test_list_names_every_op_and_what_can_run(tmp_path: Path) -> None:
+    done = draftproof("list", folder=tmp_path)
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in load_specs())
+    assert "here: " in done.stdout
+
+
+def test_verify_counts_what_an_implementation_lacks_and_fails_if_nothing_was_compared(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "other.py").write_text("def draft_argmax(**args): pass\n")
+    report = tmp_path / "report.json"
+    done = draftproof(
+        "verify", "--op", OP, "--impl", "other.py", "--json", str(report), folder=tmp_path
+    )
+    assert done.returncode == 1, done.stdout
+    assert "nothing was compared" in done.stdout
+    assert [(line["op"], line["status"]) for line in results(report)] == [(OP, "not_provided")]
+
+
+def test_a_hang_a_crash_and_a_lost_process_are_one_failed_line_each_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    path = implementation(
+        tmp_path,
+        "n = len(states)\n"
+        "    if n == 65: os.abort()\n"
+        "    while n == 64: pass\n"
+        "    if ring_size == 100:\n"
+        "        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+        "        ctypes.PyDLL(None).pause()",
+    )
+    report = tmp_path / "report.json"
+    done = plugin(
+        *("--dp-impl", str(path), "--dp-timeout=4", f"--dp-json={report}"),
+        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_1)"),
+        folder=tmp_path,
+    )
+    found = {line["case"]: line for line in results(report)}
+    assert done.returncode == 1, done.stdout
+    assert found["layers_64"]["status"] == "failed"
+    assert "did not end within 4 s" in found["layers_64"]["detail"]
+    assert "mine.py:8" in found["layers_64"]["detail"]
+    assert found["layers_65"]["status"] == "failed"
+    assert "the process that ran it crashed" in found["layers_65"]["detail"]
+    assert found["ring_of_100"]["status"] == "failed"
+    assert "could not be interrupted" in found["ring_of_100"]["detail"]
+    assert found["ring_of_1"]["status"] == "passed"
+
+
+def test_a_wild_write_is_one_failed_line(tmp_path: Path) -> None:
+    path = implementation(tmp_path, "ctypes.memset(8, 1, 1) if len(states) == 64 else None")
+    report = tmp_path / "report.json"
+    done = plugin(
+        *("--dp-impl", str(path), f"--dp-json={report}"),
+        *("-k", "eager and (layers_64 or layers_65)"),
+        folder=tmp_path,
+    )
+    found = {line["case"]: line["status"] for line in results(report)}
+    assert done.returncode == 1
+    assert found == {"layers_64": "failed", "layers_65": "passed"}
+
+
+def test_an_op_that_keeps_crashing_is_not_run_to_the_end(tmp_path: Path) -> None:
+    path = implementation(tmp_path, "os.abort()")
+    report = tmp_path / "report.json"
+    plugin(
+        "--dp-impl", str(path), f"--dp-json={report}", "-k", "invalid and not slot", folder=tmp_path
+    )
+    statuses = [line["status"] for line in results(report)]
+    assert 3 <= statuses.count("failed") <= 6
+    assert any("crashed or hung before" in line["detail"] for line in results(report))
+
+
+def test_the_plugin_leaves_the_folder_s_own_conftest_and_options_alone(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --mine=yes\n")
+    (tmp_path / "conftest.py").write_text(
+        "from pathlib import Path\n"
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--mine')\n"
+        "def pytest_configure(config):\n"
+        "    Path(__file__).with_name('seen').write_text(config.getoption('--mine'))\n"
+    )
+    path = implementation(tmp_path)
+    done = plugin("--dp-impl", str(path), "-k", "eager and ring_of_100", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "seen").read_text() == "yes"
+
+
+def test_the_plugin_does_nothing_in_a_run_that_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(
+        "import os, sys\n"
+        "def test_nothing_was_set_or_imported():\n"
+        "    assert 'TRITON_INTERPRET' not in os.environ\n"
+        "    assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "draftproof.conformance.plugin", str(tmp_path)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_triton_loaded_in_the_wrong_mode_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("import triton\n")
+    done = plugin("-p", "early", "--dp-device=cpu", folder=tmp_path)
+    assert done.returncode == 4
+    assert "triton was imported in compiled mode before this run" in done.stderr
+
+
+def test_a_failure_writes_a_case_file_that_replays_on_any_implementation(tmp_path: Path) -> None:
+    path = implementation(tmp_path, "accept_lens = accept_lens + 1")
+    done = plugin("--dp-impl", str(path), "-k", "eager and ring_of_100", folder=tmp_path)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "draftproof replay" in line)
+    case = line.split("draftproof replay ")[1].split(" --impl")[0]
+    assert draftproof("replay", case, "--impl", str(path), folder=tmp_path).returncode == 1
+    good = draftproof("replay", case, folder=tmp_path)
+    assert good.returncode == 0, good.stdout
+    assert "passed" in good.stdout
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_truncated_case_file_is_one_clear_line_and_exit_2(suffix: str, tmp_path: Path) -> None:
+    spec = load_specs()[OP]
+    call = spec.build(spec.bad_input_params, case_seed(0, "x"))
+    path = casefile.write(tmp_path / "case.json", casefile.CaseFile(OP, "eager", "x", [call]))
+    victim = path.with_suffix(suffix)
+    victim.write_bytes(victim.read_bytes()[:-40])
+    done = draftproof("replay", str(path), folder=tmp_path)
+    assert done.returncode == 2
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+
+
+def test_verify_and_pytest_run_the_same_checks(tmp_path: Path) -> None:
+    from draftproof.conformance.session import Settings, jobs
+
+    listed = plugin("--collect-only", "-q", folder=tmp_path).stdout
+    names = {line.split("::test_op[")[1].rstrip("]") for line in listed.splitlines() if "[" in line}
+    settings = Settings("triton", (OP,), "cpu", "quick", 0, "x")
+    assert names == {job.id for job in jobs(settings)}
