@@ -203,29 +203,18 @@ def programs_per_request(rows: int, width: int, budget: int) -> int:
     Returns
     -------
     int
-        `budget // rows`, at most 256, at most one per block of 128 columns, and at least 1;
+        `budget // rows`, at most 256, at most one per two blocks of 128 columns, and at least 1;
         0 where there are no rows.
     """
     if rows == 0:
         return 0
-    return max(1, min(budget // rows, MAX_PROGRAMS_PER_REQUEST, _ceil_div(width, COLUMN_BLOCK)))
+    most = min(MAX_PROGRAMS_PER_REQUEST, _ceil_div(width, 2 * COLUMN_BLOCK))
+    return max(1, min(budget // rows, most))
 
 
 # ---------------------------------------------------------------------------------------------
 # Device functions that the kernels share
 # ---------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _live_limit(kv_len, max_len):
-    """Columns in the live blocks: a multiple of 128, which may pass max_len in the last block.
-
-    Kept apart from max_len: the compiler sees a multiple of 128 and so keeps masked accesses
-    16 bytes wide.
-    """
-    blocks = (kv_len.to(tl.int64) + _COLUMN_BLOCK - 1) // _COLUMN_BLOCK
-    most = (max_len + _COLUMN_BLOCK - 1) // _COLUMN_BLOCK
-    return tl.minimum(blocks, most).to(tl.int32) * _COLUMN_BLOCK
 
 
 @triton.jit
@@ -255,20 +244,19 @@ def _write_rows(
     Pages are read from memory a second time, not picked from the slots: they lie in the same
     lines, and neither load waits for the other.
     """
-    # No pool row is negative. But a limit that needs the pool row keeps the compiler from loading
+    # No pool row is negative. But an end that needs the pool row keeps the compiler from loading
     # it only after the length has arrived, which would cost every live program a memory latency.
-    limit = _live_limit(tl.where(pool_row >= 0, kv_len, 0), max_len)
-    tokens = req_to_token[0] + pool_row.to(tl.int64) * req_to_token[1]
-    if len(slot_tables) > 0:
-        tiles = (limit + TILE - 1) // TILE
-    else:
-        # An arithmetic shift: a limit of 0 gives no page.
-        tiles = (((limit - 1) >> PAGE_SHIFT) + PAGES) // PAGES
-    for tile in range(first_tile, tiles, tile_step):
+    end = tl.minimum(tl.where(pool_row >= 0, kv_len, 0), max_len)
+    # Tiles are whole blocks of 128 columns: counting them needs no rounding of the length.
+    span: tl.constexpr = TILE if len(slot_tables) > 0 else PAGES << PAGE_SHIFT
+    for tile in range(first_tile, (end + span - 1) // span, tile_step):
+        # The end of the last live block may pass max_len. Two comparisons, since the compiler
+        # keeps masked accesses 16 bytes wide where it sees that a limit is a multiple of 16.
+        limit = (end + _COLUMN_BLOCK - 1) // _COLUMN_BLOCK * _COLUMN_BLOCK
+        tokens = req_to_token[0] + pool_row.to(tl.int64) * req_to_token[1]
         if len(slot_tables) > 0:
-            columns = tile * TILE + tl.arange(0, TILE)
+            columns = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
             live = (columns < limit) & (columns < max_len)
-            columns = columns.to(tl.int64)
             slots = tl.load(tokens + columns * req_to_token[2], mask=live, other=0)
         if len(page_tables) > 0:
             pages = (tile * PAGES + tl.arange(0, PAGES)).to(tl.int64)
@@ -287,12 +275,6 @@ def _write_rows(
 
 
 @triton.jit
-def _load_lengths(lengths, index, mask):
-    """Entries of `lengths` (pointer, stride), 0 where masked off."""
-    return tl.load(lengths[0] + index.to(tl.int64) * lengths[1], mask=mask, other=0)
-
-
-@triton.jit
 def _store_with_sums(values, total, index, mask, lengths, sums):
     """Store values (0 where masked off) and their running sums on from `total`; return the sum."""
     tl.store(lengths + index, values, mask=mask)
@@ -306,9 +288,10 @@ def _write_request_lengths(seq_lens, bs, added, cache_seqlens, cu_seqlens_k, LEN
     tl.store(cu_seqlens_k, 0)
     total = 0
     for start in range(0, bs, LENGTHS):
-        request = start + tl.arange(0, LENGTHS)
+        request = (start + tl.arange(0, LENGTHS)).to(tl.int64)
         mask = request < bs
-        kv_lens = tl.where(mask, _load_lengths(seq_lens, request, mask).to(tl.int32) + added, 0)
+        seq = tl.load(seq_lens[0] + request * seq_lens[1], mask=mask, other=0).to(tl.int32)
+        kv_lens = tl.where(mask, seq + added, 0)
         total = _store_with_sums(kv_lens, total, request, mask, cache_seqlens, cu_seqlens_k)
 
 
@@ -339,9 +322,9 @@ def _write_step_lengths(
     total = 0
     dsa_total = 0
     for start in range(0, bs, LENGTHS):
-        request = start + tl.arange(0, LENGTHS)
+        request = (start + tl.arange(0, LENGTHS)).to(tl.int64)
         mask = request < bs
-        kv_lens = _load_lengths(seq_lens, request, mask).to(tl.int32)
+        kv_lens = tl.load(seq_lens[0] + request * seq_lens[1], mask=mask, other=0).to(tl.int32)
         total = _store_with_sums(kv_lens, total, request, mask, cache_seqlens, cu_seqlens_k)
         clamped = tl.minimum(kv_lens, topk)
         dsa_total = _store_with_sums(
@@ -367,22 +350,16 @@ def _write_verify_row_lengths(
     for start in range(0, bs * next_n, LENGTHS):
         row = start + tl.arange(0, LENGTHS)
         mask = row < bs * next_n
-        request = row // next_n
-        offset = row - request * next_n
-        seq = _load_lengths(seq_lens, request, mask).to(tl.int32)
+        request = (row // next_n).to(tl.int64)
+        offset = row % next_n
+        seq = tl.load(seq_lens[0] + request * seq_lens[1], mask=mask, other=0).to(tl.int32)
         total = _store_row_lengths(
             seq + offset + 1, total, row, mask, topk,
             seqlens_expanded, dsa_cache_seqlens, dsa_cu_seqlens_k,
         )  # fmt: skip
         if ctx_lens is not None:
-            ptr = ctx_lens[0] + request.to(tl.int64) * ctx_lens[1]
-            tl.store(ptr + offset.to(tl.int64) * ctx_lens[2], seq + next_n, mask=mask)
-
-
-@triton.jit
-def _load_extends(extend_seq_lens, request, mask, total_len):
-    """Rows of requests, none counted beyond `total_len`, so that their sum stays small."""
-    return tl.minimum(_load_lengths(extend_seq_lens, request, mask), total_len).to(tl.int32)
+            ptr = ctx_lens[0] + request * ctx_lens[1] + offset.to(tl.int64) * ctx_lens[2]
+            tl.store(ptr, seq + next_n, mask=mask)
 
 
 @triton.jit
@@ -411,11 +388,13 @@ def _write_extend_row_lengths(
         base = tl.zeros([ROWS], tl.int32)
         owned = 0
         for start in range(0, bs, OWNERS):
-            request = start + tl.arange(0, OWNERS)
+            request = (start + tl.arange(0, OWNERS)).to(tl.int64)
             real = request < bs
-            seq = _load_lengths(seq_lens, request, real).to(tl.int32)
-            extend = _load_lengths(extend_seq_lens, request, real).to(tl.int32)
-            shown = _load_extends(extend_seq_lens, request, real, total_len)
+            seq = tl.load(seq_lens[0] + request * seq_lens[1], mask=real, other=0).to(tl.int32)
+            ptr = extend_seq_lens[0] + request * extend_seq_lens[1]
+            extend = tl.load(ptr, mask=real, other=0).to(tl.int32)
+            # No request counts beyond total_len, so that sums stay small.
+            shown = tl.minimum(extend, total_len)
             ends = owned + tl.cumsum(shown, 0)
             starts = ends - shown
             mine = (row[:, None] >= starts[None, :]) & (row[:, None] < ends[None, :])
@@ -459,12 +438,12 @@ def _decode_kernel(
 ):
     """Decode metadata of every step of one table layout; outputs are tuples, one entry a step."""
     level = tl.program_id(1)
-    request = tl.program_id(0)
+    request = tl.program_id(0).to(tl.int64)
     if level >= len(cache_seqlens):
-        kv_len = tl.load(seq_lens[0] + request.to(tl.int64) * seq_lens[1])
-        pool_row = tl.load(req_pool_indices[0] + request.to(tl.int64) * req_pool_indices[1])
+        kv_len = tl.load(seq_lens[0] + request * seq_lens[1])
+        pool_row = tl.load(req_pool_indices[0] + request * req_pool_indices[1])
         _write_rows(
-            req_to_token, pool_row, kv_len, max_len, request.to(tl.int64), 1,
+            req_to_token, pool_row, kv_len, max_len, request, 1,
             slot_tables, slot_strides, page_tables, page_strides,
             level - len(cache_seqlens), tl.num_programs(1) - len(cache_seqlens),
             PAGE_SHIFT, TILE, PAGES,
@@ -505,15 +484,15 @@ def _verify_kernel(
 ):
     """Target-verify metadata. A program writes all rows of a request, or (baseline) one row."""
     level = tl.program_id(1)
-    item = tl.program_id(0)
+    item = tl.program_id(0).to(tl.int64)
     if level >= 2:
         if SHARED_ROWS:
-            request = item.to(tl.int64)
-            first_row = request * next_n
+            request = item
+            first_row = item * next_n
             row_count = next_n
         else:
-            first_row = item.to(tl.int64)
-            request = first_row // next_n
+            request = item // next_n
+            first_row = item
             row_count = 1
         kv_len = tl.load(seq_lens[0] + request * seq_lens[1]).to(tl.int64) + next_n
         pool_row = tl.load(req_pool_indices[0] + request * req_pool_indices[1])
@@ -561,16 +540,18 @@ def _extend_kernel(
 ):
     """Draft-extend metadata. A static extend is a stride of 0 in `extend_seq_lens`."""
     level = tl.program_id(1)
-    request = tl.program_id(0)
+    request = tl.program_id(0).to(tl.int64)
     if level >= 2:
-        kv_len = tl.load(seq_lens[0] + request.to(tl.int64) * seq_lens[1])
-        pool_row = tl.load(req_pool_indices[0] + request.to(tl.int64) * req_pool_indices[1])
-        # One vector and no loop over earlier requests, for the same reason.
-        others = tl.arange(0, REQUESTS)
-        extends = _load_extends(extend_seq_lens, others, others < bs, total_len)
-        first_row = tl.sum(tl.where(others < request, extends, 0), 0)
-        extend = tl.sum(tl.where(others == request, extends, 0), 0)
-        row_count = tl.minimum(extend, total_len - first_row)
+        kv_len = tl.load(seq_lens[0] + request * seq_lens[1])
+        pool_row = tl.load(req_pool_indices[0] + request * req_pool_indices[1])
+        # One vector and no loop over earlier requests, so that all loads stand side by side. No
+        # request counts beyond total_len: sums stay small, and starts below total_len exact.
+        extend = tl.load(extend_seq_lens[0] + request * extend_seq_lens[1]).to(tl.int32)
+        earlier = tl.arange(0, REQUESTS).to(tl.int64)
+        ptr = extend_seq_lens[0] + earlier * extend_seq_lens[1]
+        extends = tl.load(ptr, mask=earlier < request, other=0).to(tl.int32)
+        first_row = tl.sum(tl.minimum(extends, total_len), 0)
+        row_count = tl.minimum(tl.minimum(extend, total_len), total_len - first_row)
         _write_rows(
             req_to_token, pool_row, tl.where(row_count > 0, kv_len, 0), max_len,
             first_row.to(tl.int64), row_count,
@@ -605,11 +586,11 @@ def _copy_step_kernel(
 ):
     """Copy a precomputed decode step: four length vectors, and the live columns of its tables."""
     level = tl.program_id(1)
-    request = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     if level > 0:
-        row = request.to(tl.int64)
-        limit = _live_limit(tl.load(seq_lens[0] + row * seq_lens[1]), max_len)
-        for tile in range(level - 1, (limit + TILE - 1) // TILE, tl.num_programs(1) - 1):
+        end = tl.minimum(tl.load(seq_lens[0] + row * seq_lens[1]), max_len)
+        limit = (end + _COLUMN_BLOCK - 1) // _COLUMN_BLOCK * _COLUMN_BLOCK
+        for tile in range(level - 1, (end + TILE - 1) // TILE, tl.num_programs(1) - 1):
             if slots is not None:
                 columns = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
                 live = (columns < limit) & (columns < max_len)
@@ -622,7 +603,7 @@ def _copy_step_kernel(
                 values = tl.load(pages[0] + row * pages[1] + columns * pages[2], mask=live)
                 ptr = pages_to[0] + row * pages_to[1] + columns * pages_to[2]
                 tl.store(ptr, values, mask=live)
-    elif request == 0:
+    elif row == 0:
         for start in range(0, bs + 1, LENGTHS):
             index = start + tl.arange(0, LENGTHS)
             # Lengths have one entry per request, running sums one more.

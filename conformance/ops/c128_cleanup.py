@@ -332,7 +332,22 @@ def _ring_cases() -> list[Case]:
             ),
         ),
         _case("two_drafts", _params([(1, 7, 1)], 2)),
-        _case("many_drafts", _params([(0, 250, 5), (1, 77, 12)], 16, layers=1, ring_size=256)),
+        _case(
+            "many_drafts",
+            _params([(0, 250, 37), (1, 77, 20)], 40, layers=1, ring_size=RING_SIZE, half=2),
+        ),
+        # More requests than a warp has lanes, or a block 64: most with nothing to clear.
+        _case(
+            "many_requests",
+            _params(
+                [(slot, 3 * slot, 3 if slot % 8 else 2) for slot in range(73)],
+                3,
+                layers=1,
+                slots=73,
+                ring_size=4,
+                half=1,
+            ),
+        ),
         _case("one_draft_is_no_speculation", _params([(0, 3, 0), (1, 6, -1)], 1), noop=True),
         _case("no_drafts", _params([(0, 3, 0), (1, 6, -3)], 0, dtype="bfloat16"), noop=True),
         _case("negative_drafts", _params([(0, 3, -3)], -1), noop=True),
@@ -394,6 +409,19 @@ def _layout_cases() -> list[Case]:
         _case(
             "layers_65",
             _params([(1, 3, 1)], 2, layers=65, dtype="bfloat16", ring_size=4, half=2),
+        ),
+        _case(
+            "requests_300",
+            _params(
+                [(slot, 5 * slot, slot % 4) for slot in range(300)],
+                3,
+                dtype="bfloat16",
+                slots=300,
+                ring_size=4,
+                half=1,
+                index_dtypes=("int64", "int64", "int64"),
+            ),
+            profile="full",
         ),
         _case("half_3", _params([(1, 3, 1)], 3, dtype="bfloat16", half=3), "guards"),
         _case("half_1100", _params([(0, 1, 1)], 2, layers=1, ring_size=2, half=1100), "guards"),

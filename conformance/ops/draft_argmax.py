@@ -708,14 +708,14 @@ def _column_strided(matrix: Tensor) -> Tensor:
     return matrix.new_ones(matrix.shape[0], 2 * matrix.shape[1])[:, ::2]
 
 
-def _no_rows_of_2_31_tokens(args: Args) -> Mapping[str, Any]:
-    # A tensor without rows may have any width and needs no memory.
+def _2_31_tokens(args: Args) -> Mapping[str, Any]:
+    # Without data: an implementation that takes them is found out without the memory for them.
     shard = args["logits_shards"][0]
     return {
-        "logits_shards": [shard.new_empty(0, 2**31)],
+        "logits_shards": [shard.new_empty(shard.shape[0], 2**31, device="meta")],
         "vocab_size": 2**31,
-        "positions": args["positions"].new_empty(0),
-        "draft_tokens": args["draft_tokens"].new_empty(0, 3),
+        "positions": args["positions"].to("meta"),
+        "draft_tokens": args["draft_tokens"].to("meta"),
     }
 
 
@@ -733,7 +733,7 @@ BAD_INPUTS = [
     _bad("vocabulary_of_zero", "vocab_size", lambda a: {"vocab_size": 0}),
     _bad("vocabulary_negative", "vocab_size", lambda a: {"vocab_size": -1}),
     _bad("vocabulary_wider_than_shards", "vocab_size", lambda a: {"vocab_size": 13}),
-    _bad("vocabulary_of_2_31", "vocab_size", _no_rows_of_2_31_tokens),
+    _bad("vocabulary_of_2_31", "vocab_size", _2_31_tokens),
     _bad("positions_2d", "positions", lambda a: {"positions": a["positions"][:, None]}),
     _bad("positions_too_short", "positions", lambda a: {"positions": a["positions"][:-1]}),
     _bad(

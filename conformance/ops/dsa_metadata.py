@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -256,9 +256,15 @@ def replays(params: Params) -> list[Params]:
 
 # ---------------------------------------------------------------- what all four have in common
 
+_SOME = ("eager", "guards", "graph")
+"""The checks of most cases: layouts and old contents add nothing to another length."""
+
 
 def _shared_cases(
-    params: Callable[..., dict[str, Any]], shift: int, batch: Mapping[str, Any]
+    params: Callable[..., dict[str, Any]],
+    shift: int = 0,
+    batch: Mapping[str, Any] = MappingProxyType({}),
+    long: int = CONTEXT // 4,
 ) -> list[Case]:
     """Cases of decode, verify and draft decode alike.
 
@@ -270,6 +276,8 @@ def _shared_cases(
         What the op adds to a sequence length to make the KV length.
     batch : mapping
         Own params of the case with a batch of 64.
+    long : int
+        Width of the long table, in positions.
     """
 
     def at(*kv_lens: int) -> list[int]:
@@ -277,73 +285,83 @@ def _shared_cases(
 
     return [
         # A width that is a multiple of neither a block nor a page; all lengths around a block.
-        Case("around_blocks", params(at(*AROUND_BLOCKS[:5]), 300)),
-        Case("around_second_block", params(at(255, 256, 257, 300), 300, page=16, topk=200)),
+        Case("around_blocks", params(at(0, 1, 127, 128, 129), 300)),
+        Case(
+            "around_second_block",
+            params(at(255, 256, 257, 300), 300, page=16, topk=200),
+            checks=("eager", "poison", "graph"),
+        ),
         # Up to the last column, and past it: nothing is written at or behind max_len.
-        Case("exactly_max_len", params(at(300, 299, 301), 300, page=256)),
-        Case("past_max_len", params(at(1000, 384, 385), 257, page=16), checks=("eager", "guards")),
-        Case("max_len_of_whole_blocks", params(at(256, 1, 255, 257), 256, excess=0, wider=0)),
-        Case("empty_requests", params([0, 0, 0], 200), checks=("eager", "repeat")),
-        Case("empty_between_long", params(at(200, 0, 129), 200), checks=("eager", "poison")),
-        Case("page_1", params(at(1, 129, 128), 300, page=1)),
-        Case("page_256", params(at(1, 257, 256), 600, page=256), checks=("eager", "strided")),
+        Case("exactly_max_len", params(at(300, 299, 301), 300, page=256), checks=_SOME),
+        Case("past_max_len", params(at(1000, 384, 385), 257, page=16), checks=_SOME),
+        Case(
+            "max_len_of_whole_blocks",
+            params(at(256, 1, 255, 257), 256, excess=0, wider=0),
+            checks=_SOME,
+        ),
+        Case("empty_requests", params([0, 0, 0], 200), checks=_SOME),
+        Case("empty_between_long", params(at(200, 0, 129), 200), checks=("eager", "graph")),
+        Case("page_1", params(at(1, 129), 300, page=1), checks=("eager", "guards", "strided")),
+        Case("page_256", params(at(1, 257, 256), 600, page=256), checks=_SOME),
         Case("page_wider_than_table", params(at(1, 129), 200, page=1024), checks=("eager",)),
-        Case("page_2_pages_only", params(at(129, 3), 131, page=2, tables="pages")),
+        Case("page_2_pages_only", params(at(129, 3), 131, page=2, tables="pages"), checks=_SOME),
         Case(
             "pages_only",
-            params(at(1, 127, 128, 129), 300, tables="pages", dtypes=("int64", "int32", "int64")),
+            params(at(1, 128, 129), 300, tables="pages", dtypes=("int64", "int32", "int64")),
+            checks=("eager", "guards", "strided", "graph"),
         ),
         Case(
             "slots_only",
-            params(at(1, 128, 129), 300, tables="slots", dtypes=("int32", "int64", "int32")),
-            checks=("eager", "guards", "strided", "graph"),
+            params(at(1, 129), 300, tables="slots", dtypes=("int32", "int64", "int32")),
+            checks=("eager", "strided", "graph"),
         ),
         Case(
             "all_indices_int64",
             params(at(5, 130, 64), 200, dtypes=("int64", "int64", "int64")),
-            checks=("eager", "strided", "graph"),
+            checks=("eager", "graph"),
         ),
         # Padded requests all point to pool row 0.
         Case(
             "padded_rows_alias_slot_0",
             params([at(200)[0], 1, 0, 1], 200, pool_rows=(2, 0, 0, 0), topk=1),
+            checks=("eager", "repeat", "graph"),
         ),
         Case(
             "pool_rows_repeat", params(at(9, 140, 70), 200, pool_rows=(1, 1, 3)), checks=("eager",)
         ),
-        Case(
-            "topk_below_every_length", params(at(30, 40, 50), 64, topk=3), checks=("eager", "graph")
-        ),
+        Case("topk_below_every_length", params(at(30, 40, 50), 64, topk=3), checks=("eager",)),
         Case(
             "topk_above_every_length", params(at(30, 40, 0), 64, topk=INT32_MAX), checks=("eager",)
         ),
         Case(
-            "one_column", params(at(1, 5), 1, page=2, excess=0, wider=0), checks=("eager", "guards")
+            "one_column",
+            params(at(1, 5), 1, page=2, excess=0, wider=0),
+            checks=("eager", "guards"),
         ),
         Case("one_request", params(at(77), 130, excess=0)),
         Case("no_requests", params([], 200, excess=2)),
         Case("lengths_near_2_31", params([INT32_MAX - 1000, 3], 200), checks=("eager",)),
         Case(
             "batch_of_64",
-            params([37 * request % 150 for request in range(64)], 130, **batch),
+            params([37 * request % 150 for request in range(64)], 128, page=32, **batch),
             checks=("eager", "graph"),
         ),
         # Rows 2^31 elements into their tensors; memory is touched lazily.
         Case(
             "rows_beyond_2_31",
-            params(at(100, 5, 129), 200, pool_rows=(2, 1, 2), huge=True, excess=0),
+            params(at(100, 129), 200, pool_rows=(2, 1), huge=True, excess=0),
             checks=("eager", "graph"),
         ),
         # One long table through the production grid; most of its columns are dead.
         Case(
             "long_table",
-            params(at(1024, CONTEXT), CONTEXT, topk=2048, wider=0),
+            params(at(4100), long, topk=2048, wider=0),
             checks=("eager", "graph"),
         ),
         Case(
             "widest_table",
             params(
-                [1024, 0, 65000, 129],
+                at(1024, 0, CONTEXT, 129),
                 WIDEST,
                 topk=2048,
                 dtypes=("int64", "int32", "int32"),
@@ -703,7 +721,7 @@ DECODE = OpSpec(
     summary="lengths and page tables of sparse-attention decode before a graph replay",
     build=build_decode,
     effects=_effects("seq_lens[b]", "seq_lens[b]"),
-    cases=_shared_cases(_params, 0, {}),
+    cases=_shared_cases(_params, long=CONTEXT),
     strategy=_drawn,
     bad_inputs=[
         *_shared_bad_inputs(("seq_lens", "req_pool_indices"), DECODE_LENGTHS),
@@ -720,7 +738,7 @@ DECODE = OpSpec(
 
 
 def _verify_params(
-    seq_lens: Sequence[int], max_len: int, *, next_n: int = 5, ctx: bool = True, **more: Any
+    seq_lens: Sequence[int], max_len: int, *, next_n: int = 3, ctx: bool = True, **more: Any
 ) -> dict[str, Any]:
     return _params(seq_lens, max_len, next_n=next_n, ctx=ctx, **more)
 
@@ -744,15 +762,15 @@ VERIFY = OpSpec(
         ),
     ],
     cases=[
-        *_shared_cases(_verify_params, 5, {"next_n": 9}),
+        *_shared_cases(_verify_params, 3, {"next_n": 9}),
         # The last column is 4095; the drafts themselves lie past the table.
         Case(
             "drafts_past_the_table",
-            _verify_params([4095, 4096], 4096, page=64, wider=0, excess=0, topk=2048),
+            _verify_params([4095], 4096, next_n=5, wider=0, excess=0, topk=2048),
             checks=("eager", "guards", "graph"),
         ),
         Case("one_draft", _verify_params([0, 127, 128], 200, next_n=1), checks=("eager", "guards")),
-        Case("three_drafts", _verify_params([125, 126, 124], 300, next_n=3)),
+        Case("three_drafts", _verify_params([125, 126, 124], 300, next_n=3), checks=_SOME),
         Case(
             "nine_drafts",
             _verify_params([119, 120, 0], 200, next_n=9, topk=124, excess=3),
@@ -849,8 +867,6 @@ def _drawn_extend(draw: st.DrawFn) -> Params:
     }
 
 
-_SOME = ("eager", "guards", "graph")
-
 EXTEND = OpSpec(
     name="dsa_draft_extend_metadata",
     family="dsa_metadata",
@@ -862,22 +878,34 @@ EXTEND = OpSpec(
         expanded=True,
     ),
     cases=[
-        *_shared_cases(_as_extend, 0, {}),
+        *_shared_cases(_as_extend),
         # A padded request: one token in the cache, six queries.
-        Case("shorter_than_its_extend", _extend_params([1, 3, 0], [6, 5, 2])),
+        Case("shorter_than_its_extend", _extend_params([1, 3, 0], [6, 5, 2]), checks=_SOME),
         Case("as_long_as_its_extend", _extend_params([6, 5, 130], [6, 6, 4]), checks=("eager",)),
-        Case("no_query_in_the_middle", _extend_params([9, 50, 131], [2, 0, 3], topk=20)),
+        Case(
+            "no_query_in_the_middle",
+            _extend_params([9, 50, 131], [2, 0, 3], topk=20),
+            checks=(*_SOME, "repeat"),
+        ),
         Case("no_query_at_either_end", _extend_params([9, 50, 131, 7], [0, 3, 0, 0]), checks=_SOME),
         # No request has a row: all of them are padding.
         Case("no_query_at_all", _extend_params([9, 50], [0, 0], total_len=3), checks=_SOME),
-        Case("rows_past_the_last_request", _extend_params([40, 7], [2, 1], total_len=9, topk=30)),
-        Case("rows_cut_within_a_request", _extend_params([40, 60, 70], [2, 4, 3], total_len=4)),
+        Case(
+            "rows_past_the_last_request",
+            _extend_params([40, 7], [2, 1], total_len=9, topk=30),
+            checks=(*_SOME, "strided"),
+        ),
+        Case(
+            "rows_cut_within_a_request",
+            _extend_params([40, 60, 70], [2, 4, 3], total_len=4),
+            checks=("eager", "poison", "graph"),
+        ),
         Case(
             "rows_cut_between_requests",
             _extend_params([40, 60, 70], [2, 3, 3], total_len=5, excess=4),
             checks=_SOME,
         ),
-        Case("static", _extend_params([40, 2, 130], [4, 4, 4], static=True)),
+        Case("static", _extend_params([40, 2, 130], [4, 4, 4], static=True), checks=_SOME),
         # Static: only the first entry counts.
         Case(
             "static_other_entries_differ",
@@ -1074,7 +1102,7 @@ DRAFT = OpSpec(
     build=build_draft,
     effects=_effects("seq_lens[b]", "seq_lens[b]", "steps[*]."),
     cases=[
-        *_shared_cases(_draft_params, 0, {"steps": (ALIKE,)}),
+        *_shared_cases(_draft_params, batch={"steps": (ALIKE,)}),
         *(
             Case(
                 f"steps_{count}",
@@ -1084,7 +1112,11 @@ DRAFT = OpSpec(
             for count in (1, 3, 4)
         ),
         # Steps of other layouts: no single launch serves them.
-        Case("steps_of_other_widths", _draft_params([1, 129], 200, steps=[(None, 0), (None, 3)])),
+        Case(
+            "steps_of_other_widths",
+            _draft_params([1, 129], 200, steps=[(None, 0), (None, 3)]),
+            checks=(*_SOME, "strided"),
+        ),
         Case(
             "steps_with_other_tables",
             _draft_params(
