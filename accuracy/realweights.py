@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 # Standard deviation of the noise, as a share of each weight matrix's own.
 NOISE = 0.1
@@ -18,6 +19,7 @@ SEED = 0
 
 def main(source: Path, model_folder: Path, damaged_folder: Path) -> None:
     """Dequantise `source`, save it, add noise to the MLP weights, save that."""
+    disable_progress_bar()
     from_gguf = {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **from_gguf)
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **from_gguf)
