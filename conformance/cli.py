@@ -228,7 +228,9 @@ def accuracy(context: typer.Context) -> None:
         raise Refused(
             f"accuracy needs the package {error.name}: pip install 'draftproof[accuracy]'"
         ) from error
-    accuracy_app(context.args, prog_name="draftproof accuracy", standalone_mode=False)
+    # Out of standalone mode the inner command line returns the exit code that it was left with.
+    code = accuracy_app(context.args, prog_name="draftproof accuracy", standalone_mode=False)
+    raise typer.Exit(code or OK)
 
 
 def _ops(names: list[str] | None) -> list[str]:
