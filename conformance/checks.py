@@ -46,13 +46,13 @@ SHOWN_ELEMENTS = 4
 SHOWN_TENSORS = 3
 """Tensors with wrong elements that a report shows."""
 
-ON_DEVICE_BYTES = 1 << 28
+ON_DEVICE_BYTES = 1 << 24
 """Calls larger than this are compared on their own device, with the oracle run there."""
 
 REPEATS = {"quick": (2, 1), "full": (5, 3), "soak": (20, 3)}
 """Calls on the same inputs, and on changed ones, in the check *repeat*."""
 
-FUZZ_EXAMPLES = {"quick": 25, "full": 150, "soak": 3000}
+FUZZ_EXAMPLES = {"quick": 25, "full": 100, "soak": 3000}
 """Hypothesis examples per op."""
 
 SHRINK_SECONDS = {"quick": 5.0, "full": 20.0, "soak": 60.0}
