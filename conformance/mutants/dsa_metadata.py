@@ -562,11 +562,10 @@ def _draft_tables_of_first_step_only(*, steps: Sequence[Any], **args: Any) -> No
 def _draft_tables_that_the_first_step_has(*, steps: Sequence[Any], **args: Any) -> None:
     first = vars(steps[0])
     for step in steps:
-        _decode(
-            Rules(),
-            **{name: None if first[name] is None else value for name, value in vars(step).items()},
-            **args,
-        )
+        outputs = {
+            name: None if first[name] is None else value for name, value in vars(step).items()
+        }
+        _decode(Rules(), **{**args, **outputs})
 
 
 def _draft_strides_of_the_first_step(*, steps: Sequence[Any], **args: Any) -> None:
