@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftproof.conformance.calls import copy_bits, geometry, leaves
+from draftproof.conformance.calls import SPARSE_BYTES, copy_bits, geometry, leaves
 
 SCHEMA = "draftproof.case/1"
 MAX_BYTES = 64 * 1024 * 1024
@@ -237,7 +237,10 @@ def _rebuild(call: Mapping[str, Any], stored: Mapping[str, Tensor], data: Path) 
     found: dict[str, Tensor] = {}
     for storage in call["storages"]:
         align = int(storage["align"])
-        memory = torch.zeros(align + int(storage["bytes"]) + 16, dtype=torch.uint8)
+        size = align + int(storage["bytes"]) + 16
+        # Zeros would touch every page of a storage that is mostly gaps.
+        make = torch.empty if size > SPARSE_BYTES else torch.zeros
+        memory = make(size, dtype=torch.uint8)
         for leaf in storage["leaves"]:
             content = _fetch(leaf, stored, data)
             size = content.element_size()

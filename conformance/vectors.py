@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from draftproof.conformance import casefile
-from draftproof.conformance.calls import clone
+from draftproof.conformance.calls import clone, geometry
 from draftproof.conformance.checks import case_seed, effect_of, oracle_outputs
 from draftproof.conformance.judges import Look, RoundedInterval, differing
 from draftproof.conformance.spec import OpSpec, load_specs
@@ -55,6 +55,8 @@ def export(folder: Path, ops: Iterable[str]) -> int:
                 continue
             seed = case_seed(0, case.name)
             call = spec.build(case.params, seed)
+            if any(storage.sparse for storage in geometry(call)):
+                continue
             wanted = wanted_outputs(spec, call)
             size = casefile.call_bytes(call) + sum(
                 tensor.numel() * tensor.element_size() for tensor in wanted.values()
