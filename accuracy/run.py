@@ -153,8 +153,8 @@ async def _run(
         checks = asyncio.create_task(
             check_server(client, lane, list(prompts.values()), warm_up, options.model)
         )
-        either: set[asyncio.Future[Any]] = {checks, stop}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {checks, stop}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             checks.cancel()
             await asyncio.gather(checks, return_exceptions=True)

@@ -564,8 +564,9 @@ def _gathered_partials_kernel(
     NAN_FIRST: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    split = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    row = (program // splits).to(tl.int64)
+    split = (program % splits).to(tl.int64)
     column = split * TILE + tl.arange(0, TILE)
     counts = column < vocab_size
     scores = tl.load(logits + row * row_stride + column, mask=counts, other=0.0)
@@ -633,7 +634,7 @@ def draft_argmax_baseline(
     topk_p = torch.empty(rows, 1, dtype=torch.float32, device=device)
     topk_index = torch.empty(rows, 1, dtype=torch.int64, device=device)
     if rows:
-        _gathered_partials_kernel[splits, rows](
+        _gathered_partials_kernel[rows * splits,](
             gathered,
             values,
             ids,

@@ -743,6 +743,11 @@ def _strided(tensor: Tensor) -> tuple:
     return (tensor, *tensor.stride())
 
 
+def _copied(tensor: Tensor | None, other: Tensor | None) -> tuple | None:
+    """One end of a copy, if both ends are there."""
+    return None if tensor is None or other is None else _strided(tensor)
+
+
 def _tables(slots: Sequence[Tensor | None], pages: Sequence[Tensor | None]) -> tuple:
     """Kernel arguments for tables of one layout: pointers and strides, nothing for None."""
     arguments: list[tuple] = []
@@ -1277,18 +1282,18 @@ def dsa_draft_decode_metadata_baseline(
     first = _scratch_step(batch, steps)
     _launch_decode(batch, seq_lens, req_pool_indices, [first], bounded=False)
     for step in steps:
-        slots = None if step.page_table_1 is None else first.page_table_1
-        pages = None if step.real_page_table is None else first.real_page_table
+        slots, pages = first.page_table_1, first.real_page_table
+        slots_to, pages_to = step.page_table_1, step.real_page_table
         grid = (max(1, batch.bs), batch.programs(batch.bs, 1, bounded=False))
         with torch.cuda.device_of(req_to_token):
             _copy_step_kernel[grid](
                 _strided(seq_lens),
                 _outputs_of(first)[:4],
                 _outputs_of(step)[:4],
-                None if slots is None else _strided(slots),
-                None if step.page_table_1 is None else _strided(step.page_table_1),
-                None if pages is None else _strided(pages),
-                None if step.real_page_table is None else _strided(step.real_page_table),
+                _copied(slots, slots_to),
+                _copied(slots_to, slots),
+                _copied(pages, pages_to),
+                _copied(pages_to, pages),
                 batch.bs,
                 batch.max_len,
                 **batch.tiling(slots, batch.bs + 1, bounded=False),

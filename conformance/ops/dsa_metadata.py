@@ -218,9 +218,9 @@ def build_draft(params: Params, seed: int) -> Args:
     `plain`: steps are objects with the right attributes, but no `StepTables`.
     """
     maker, bs = _Maker(params, seed), len(params["seq_lens"])
-    kind: type[Any] = SimpleNamespace if params["plain"] else StepTables
+    kind: Callable[..., Any] = SimpleNamespace if params["plain"] else StepTables
     steps = [
-        kind(**maker.decode_lengths(bs), **maker.tables(bs, tables, excess))
+        kind(**{**maker.decode_lengths(bs), **maker.tables(bs, tables, excess)})
         for tables, excess in params["steps"]
     ]
     return {**maker.inputs(), "steps": steps, **maker.sizes()}
@@ -762,7 +762,6 @@ VERIFY = OpSpec(
         ),
     ],
     cases=[
-        *_shared_cases(_verify_params, 3, {"next_n": 9}),
         # The last column is 4095; the drafts themselves lie past the table.
         Case(
             "drafts_past_the_table",
@@ -770,15 +769,15 @@ VERIFY = OpSpec(
             checks=("eager", "guards", "graph"),
         ),
         Case("one_draft", _verify_params([0, 127, 128], 200, next_n=1), checks=("eager", "guards")),
-        Case("three_drafts", _verify_params([125, 126, 124], 300, next_n=3), checks=_SOME),
+        Case("three_drafts", _verify_params([125, 126, 124], 260, next_n=3), checks=_SOME),
         Case(
             "nine_drafts",
-            _verify_params([119, 120, 0], 200, next_n=9, topk=124, excess=3),
+            _verify_params([119, 120, 0], 140, next_n=9, topk=124, excess=3),
             checks=("eager", "guards", "graph"),
         ),
         Case(
             "many_drafts",
-            _verify_params([3, 100], 130, next_n=33, topk=20),
+            _verify_params([3, 100], 40, next_n=33, topk=20, page=16),
             checks=("eager", "graph"),
         ),
         # Rows of one request straddle top-k.
@@ -792,6 +791,7 @@ VERIFY = OpSpec(
             _verify_params([1, 130], 200, next_n=2, ctx=False),
             checks=("eager", "guards", "graph"),
         ),
+        *_shared_cases(_verify_params, 3, {"next_n": 9}),
     ],
     strategy=_drawn_verify,
     bad_inputs=[
@@ -878,7 +878,6 @@ EXTEND = OpSpec(
         expanded=True,
     ),
     cases=[
-        *_shared_cases(_as_extend),
         # A padded request: one token in the cache, six queries.
         Case("shorter_than_its_extend", _extend_params([1, 3, 0], [6, 5, 2]), checks=_SOME),
         Case("as_long_as_its_extend", _extend_params([6, 5, 130], [6, 6, 4]), checks=("eager",)),
@@ -958,6 +957,7 @@ EXTEND = OpSpec(
             _extend_params([30, 129], [2, 3], dtypes=("int32", "int32", "int64")),
             checks=("eager", "strided"),
         ),
+        *_shared_cases(_as_extend),
     ],
     strategy=_drawn_extend,
     bad_inputs=[
@@ -1082,21 +1082,12 @@ def _draft_bad_inputs() -> list[BadInput]:
     return bad
 
 
-def _steps_alike(count: int) -> Callable[[int], Mapping[str, Any]]:
-    return lambda bs: {"steps": [list(ALIKE)] * count, "plain": False}
-
-
 def _draft_bench() -> list[BenchPoint]:
-    return [
-        point
-        for count in (3, 4)
-        for point in _bench(
-            "dsa_draft_decode_metadata",
-            f"draft{count}",
-            count,
-            _steps_alike(count),
-        )()
-    ]
+    def grid(count: int) -> list[BenchPoint]:
+        own = {"steps": [list(ALIKE)] * count, "plain": False}
+        return _bench("dsa_draft_decode_metadata", f"draft{count}", count, lambda bs: own)()
+
+    return [*grid(3), *grid(4)]
 
 
 DRAFT = OpSpec(
@@ -1106,7 +1097,6 @@ DRAFT = OpSpec(
     build=build_draft,
     effects=_effects("seq_lens[b]", "seq_lens[b]", "steps[*]."),
     cases=[
-        *_shared_cases(_draft_params, batch={"steps": (ALIKE,)}),
         *(
             Case(
                 f"steps_{count}",
@@ -1129,6 +1119,11 @@ DRAFT = OpSpec(
             checks=_SOME,
         ),
         Case(
+            "first_step_with_fewer_tables",
+            _draft_params([1, 129], 200, steps=[("pages", None), ALIKE]),
+            checks=("eager", "graph"),
+        ),
+        Case(
             "last_step_of_another_width",
             _draft_params([130, 129], 200, steps=[ALIKE, ALIKE, (None, 4)]),
             checks=_SOME,
@@ -1138,6 +1133,7 @@ DRAFT = OpSpec(
             _draft_params([5, 129], 200, steps=[ALIKE] * 3, plain=True),
             checks=_SOME,
         ),
+        *_shared_cases(_draft_params, batch={"steps": (ALIKE,)}),
     ],
     strategy=_drawn_draft,
     bad_inputs=[
