@@ -200,7 +200,7 @@ def _launch(
     args = tuple(map(_stand_in, args))
     kwargs = {name: _stand_in(value) for name, value in kwargs.items()}
     named = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-    features: set[tuple[str, Any]] = {("aligned", aligned)}
+    features: set[Any] = {("aligned", aligned)}
     features |= {(name, repr(value)) for name, value in kwargs.items() if name not in named}
     size = 1
     bound = kernel.signature.bind(*args, **named)
