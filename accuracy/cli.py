@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,13 @@ from rich.console import Console
 from draftproof.accuracy import runfolder
 from draftproof.accuracy.compare import compare_command
 from draftproof.accuracy.lanes import Lane, list_command, load_lane
-from draftproof.accuracy.protocol import ServerFailed
+from draftproof.accuracy.prompts import PromptError
+from draftproof.accuracy.protocol import ServerFailed, ServerUnfit
+from draftproof.accuracy.questions import DataError
 from draftproof.accuracy.receipt import without_userinfo
 from draftproof.accuracy.report import write_run_summary
 from draftproof.accuracy.run import Interrupted, Outcome, RunOptions, run_lane
+from draftproof.accuracy.runfolder import FolderError
 
 app = typer.Typer(
     name="accuracy",
@@ -89,13 +93,15 @@ def run_command(
         if plan is None:
             if len(base_url) != 1:
                 raise ValueError(f"--base-url: several servers need --plan, got {base_url}")
-            raise typer.Exit(_run(options)[1])
-        if resume is not None:
+            _, code = _run(options)
+        elif resume is not None:
             raise ValueError(f"--plan: starts new runs, and --resume goes on, got {resume}")
-        raise typer.Exit(_run_plan(options, _arms(plan, base_url), plan))
+        else:
+            code = _run_plan(options, _arms(plan, base_url), plan)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    raise typer.Exit(code)
 
 
 def _changes(given: list[str]) -> dict[str, str]:
@@ -147,6 +153,12 @@ def _run(options: RunOptions) -> tuple[Path | None, int]:
     except (ServerFailed, Interrupted) as error:
         typer.echo(f"not a measurement: {error}", err=True)
         return None, 1
+    except (DataError, FolderError, PromptError, ServerUnfit):
+        raise
+    except Exception:
+        # Whatever else it is, a ValueError of some library among it, is no fault of the input.
+        traceback.print_exc()
+        return None, 3
     if outcome.result["status"] == "complete":
         write_run_summary(outcome.folder)
     typer.echo("\n".join(summary(options.lane, outcome)))

@@ -277,7 +277,7 @@ def _model(told: dict[str, Any], model: str | None) -> dict[str, Any]:
     if model is not None and ids and model not in ids:
         raise ServerUnfit(f"--model: the server has no {model!r}, it lists {ids}")
     model = model or ids[0]
-    card = next((card for card in cards if card["id"] == model), {})
+    card: dict[str, Any] = next((card for card in cards if card["id"] == model), {})
     info: dict[str, Any] = {}
     for path in reversed(_TELLING_PATHS):
         if isinstance(told.get(path), dict):

@@ -158,16 +158,16 @@ def _download(lane: Lane, cached: Path) -> bytes:
 def _prepared(lane: Lane, content: bytes) -> bytes:
     """Make of the source what sgl-eval's own script makes of it, without its download."""
     module = importlib.import_module(_PREPARE_MODULE)
-    file, url = module.__file__, module.URL
+    own = {"__file__": module.__file__, "URL": vars(module)["URL"]}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source.jsonl"
         source.write_bytes(content)
         # The script writes beside its own file and reads from its URL.
-        module.__file__, module.URL = str(Path(folder) / "prepare.py"), source.as_uri()
+        vars(module).update(__file__=str(Path(folder) / "prepare.py"), URL=source.as_uri())
         try:
             module.save_data("test")
         finally:
-            module.__file__, module.URL = file, url
+            vars(module).update(own)
         prepared = (Path(folder) / "test.jsonl").read_bytes()
     sha256 = hashlib.sha256(prepared).hexdigest()
     if sha256 != lane.dataset.prepared_sha256:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -281,16 +280,19 @@ def _tokens(final: dict[tuple[str, int], dict[str, Any]]) -> dict[str, int | Non
     answered = [row["usage"] or {} for row in final.values() if row["error"] is None]
     tokens: dict[str, int | None] = {}
     for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens"):
-        values = [usage.get(name) for usage in answered]
-        tokens[name] = None if None in values or not values else sum(values)
+        told = [usage[name] for usage in answered if usage.get(name) is not None]
+        tokens[name] = sum(told) if told and len(told) == len(answered) else None
     return tokens
 
 
 def _accept_length(final: dict[tuple[str, int], dict[str, Any]]) -> float | None:
     """Tokens per verification step over all answers, None unless every answer tells its steps."""
     answered = [row["usage"] or {} for row in final.values() if row["error"] is None]
-    steps = [usage.get("spec_verify_ct") for usage in answered]
-    if not steps or None in steps or not sum(steps):
+    told = [
+        (usage["completion_tokens"], usage["spec_verify_ct"])
+        for usage in answered
+        if usage.get("spec_verify_ct") and usage.get("completion_tokens") is not None
+    ]
+    if not told or len(told) < len(answered):
         return None
-    accepted = math.fsum(usage["completion_tokens"] for usage in answered)
-    return accepted / sum(steps)
+    return sum(tokens for tokens, _ in told) / sum(steps for _, steps in told)

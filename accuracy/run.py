@@ -153,7 +153,8 @@ async def _run(
         checks = asyncio.create_task(
             check_server(client, lane, list(prompts.values()), warm_up, options.model)
         )
-        await asyncio.wait({checks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {checks, stop}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             checks.cancel()
             await asyncio.gather(checks, return_exceptions=True)
@@ -338,11 +339,12 @@ class _Run:
         failure: RequestFailed | None,
     ) -> None:
         seed_base = self.lane.sampling.seed_base
-        is_seeded = seed_base is not None and "seed_base" not in self.findings.protocol.dropped
+        if "seed_base" in self.findings.protocol.dropped:
+            seed_base = None
         row = {
             "question_id": question.id,
             "repeat": repeat,
-            "seed": seed_base + repeat if is_seeded else None,
+            "seed": None if seed_base is None else seed_base + repeat,
             "session": len(self.receipt["sessions"]) - 1,
             "attempt": attempt,
             "started": started,

@@ -161,8 +161,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
     # Before the mutants are imported, and triton with them, in whichever mode it finds.
     _device(device)
-    subjects = [*load_mutants()[0], *load_mutants()[1]]
-    if not any(subject.op in (op or known) for subject in subjects):
+    wrong, right = load_mutants()
+    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(op or known):
         raise Refused("there are no mutants of these ops")
     arguments = [
         str(HERE / "test_mutants.py"),
@@ -228,7 +228,9 @@ def accuracy(context: typer.Context) -> None:
         raise Refused(
             f"accuracy needs the package {error.name}: pip install 'draftproof[accuracy]'"
         ) from error
-    accuracy_app(context.args, prog_name="draftproof accuracy", standalone_mode=False)
+    # Out of standalone mode the inner command line returns the exit code that it was left with.
+    code = accuracy_app(context.args, prog_name="draftproof accuracy", standalone_mode=False)
+    raise typer.Exit(code or OK)
 
 
 def _ops(names: list[str] | None) -> list[str]:
