@@ -133,14 +133,19 @@ def noting() -> Iterator[list[Noted]]:
 def misaligned(tensor: Tensor) -> Tensor:
     """Give a tensor of the same geometry whose base is not at a multiple of 16 bytes.
 
-    Its content is left open: a launcher reads no value of a device tensor.
+    Its elements are copied, but not what lies between them: a storage may be huge and hardly used.
     """
     item, offset = tensor.element_size(), tensor.storage_offset()
     if (offset * item) % 16 == 0:
         offset += 1
-    room = tensor.untyped_storage().nbytes() + 16
-    storage = torch.empty(room, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
+    room = torch.empty(tensor.untyped_storage().nbytes() + item, dtype=torch.uint8)
+    moved = torch.empty(0, dtype=tensor.dtype).set_(
+        room.untyped_storage(), offset, tensor.size(), tensor.stride()
+    )
+    # An expanded dimension is one element in memory, and is written once.
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    moved[once].copy_(tensor[once])
+    return moved
 
 
 def _cases(spec: OpSpec) -> list[Case]:

@@ -36,7 +36,7 @@ SHARED_BYTES = {
 }
 """Most shared memory of a program, in bytes."""
 
-VARIANTS = 4
+VARIANTS = 3
 """Launches of a kernel that are compiled, of all that differ in constants, dtypes or alignment."""
 
 OWN = ("triton", "baseline")
