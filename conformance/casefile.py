@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -237,10 +238,15 @@ def _rebuild(call: Mapping[str, Any], stored: Mapping[str, Tensor], data: Path) 
     found: dict[str, Tensor] = {}
     for storage in call["storages"]:
         align = int(storage["align"])
+<<<<<<< HEAD
         size = align + int(storage["bytes"]) + 16
         # Zeros would touch every page of a storage that is mostly gaps.
         make = torch.empty if size > SPARSE_BYTES else torch.zeros
         memory = make(size, dtype=torch.uint8)
+=======
+        # NumPy's zeros are made when they are touched: strides may span far more than is there.
+        memory = torch.from_numpy(np.zeros(align + int(storage["bytes"]) + 16, dtype=np.uint8))
+>>>>>>> dsa
         for leaf in storage["leaves"]:
             content = _fetch(leaf, stored, data)
             size = content.element_size()

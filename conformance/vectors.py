@@ -20,6 +20,8 @@ SCHEMA = "draftproof.golden/1"
 FOLDER = Path(__file__).resolve().parent / "golden"
 MAX_CALL_BYTES = 48 * 1024
 """Largest call that becomes a golden vector: each is to be read by eye or by a small port."""
+MAX_SPREAD_BYTES = 1 << 20
+"""Memory that the strides of a golden vector's tensors may span: a port must allocate it."""
 MAX_OP_BYTES = 280 * 1024
 """Room for one op; all of them stay under 4 MB."""
 
@@ -62,6 +64,8 @@ def export(folder: Path, ops: Iterable[str]) -> int:
                 tensor.numel() * tensor.element_size() for tensor in wanted.values()
             )
             if casefile.call_bytes(call) > MAX_CALL_BYTES or used + size > MAX_OP_BYTES:
+                continue
+            if sum(storage.size for storage in geometry(call)) > MAX_SPREAD_BYTES:
                 continue
             used += size
             path = casefile.write(
