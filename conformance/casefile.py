@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftproof.conformance.calls import SPARSE_BYTES, copy_bits, geometry, leaves
+from draftproof.conformance.calls import copy_bits, geometry, leaves
 
 SCHEMA = "draftproof.case/1"
 MAX_BYTES = 64 * 1024 * 1024
@@ -238,15 +238,8 @@ def _rebuild(call: Mapping[str, Any], stored: Mapping[str, Tensor], data: Path) 
     found: dict[str, Tensor] = {}
     for storage in call["storages"]:
         align = int(storage["align"])
-<<<<<<< HEAD
-        size = align + int(storage["bytes"]) + 16
-        # Zeros would touch every page of a storage that is mostly gaps.
-        make = torch.empty if size > SPARSE_BYTES else torch.zeros
-        memory = make(size, dtype=torch.uint8)
-=======
         # NumPy's zeros are made when they are touched: strides may span far more than is there.
         memory = torch.from_numpy(np.zeros(align + int(storage["bytes"]) + 16, dtype=np.uint8))
->>>>>>> dsa
         for leaf in storage["leaves"]:
             content = _fetch(leaf, stored, data)
             size = content.element_size()

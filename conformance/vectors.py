@@ -57,15 +57,13 @@ def export(folder: Path, ops: Iterable[str]) -> int:
                 continue
             seed = case_seed(0, case.name)
             call = spec.build(case.params, seed)
-            if any(storage.sparse for storage in geometry(call)):
+            if sum(storage.size for storage in geometry(call)) > MAX_SPREAD_BYTES:
                 continue
             wanted = wanted_outputs(spec, call)
             size = casefile.call_bytes(call) + sum(
                 tensor.numel() * tensor.element_size() for tensor in wanted.values()
             )
             if casefile.call_bytes(call) > MAX_CALL_BYTES or used + size > MAX_OP_BYTES:
-                continue
-            if sum(storage.size for storage in geometry(call)) > MAX_SPREAD_BYTES:
                 continue
             used += size
             path = casefile.write(
