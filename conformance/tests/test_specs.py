@@ -1,4 +1,4 @@
-"""Every op spec is whole: its cases can be built, its replays replay, its files stand in each room."""
+"""Every op spec is whole: its cases build, its replays replay, its files stand in each room."""
 
 from __future__ import annotations
 
