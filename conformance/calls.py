@@ -247,7 +247,7 @@ def geometry(tree: Any) -> list[Storage]:
     for members in by_storage.values():
         spans = []
         for _, tensor in members:
-            start = tensor.storage_offset() * tensor.element_size()
+            start = int(tensor.storage_offset()) * tensor.element_size()
             last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             length = (last + 1) * tensor.element_size() if tensor.numel() else 0
             spans.append((start, start + length))

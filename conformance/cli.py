@@ -7,7 +7,7 @@ import sys
 import tempfile
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -53,9 +53,8 @@ class Refused(Exception):
     """Bad usage or input: one clear line, exit 2."""
 
 
-# Optional[...] rather than X | None: Typer reads these annotations at run time on Python 3.10.
 OpOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option("--op", metavar="NAME", help="Only this op; may be repeated."),
 ]
 ImplOption = Annotated[
@@ -68,7 +67,7 @@ DeviceOption = Annotated[Device, typer.Option("--device", help="auto: cuda where
 ProfileOption = Annotated[Profile, typer.Option("--profile", help="How much is run.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of cases and fuzzing.")]
 JsonOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option("--json", metavar="FILE", help="Write the results as JSON."),
 ]
 
@@ -161,8 +160,8 @@ def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
     # Before the mutants are imported, and triton with them, in whichever mode it finds.
     _device(device)
-    subjects = [*load_mutants()[0], *load_mutants()[1]]
-    if not any(subject.op in (op or known) for subject in subjects):
+    wrong, right = load_mutants()
+    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(op or known):
         raise Refused("there are no mutants of these ops")
     arguments = [
         str(HERE / "test_mutants.py"),

@@ -151,8 +151,8 @@ def fma_traps() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         triples += [(sign, 0.0, 0.0), (sign, 0.0, -0.0), (sign, -0.0, -0.0), (sign, 1.0, -sign)]
         triples += [(sign * 2.0**64, 2.0**64, 1.0), (sign * 2.0**64, 2.0**64, -sign * 2.0**127)]
         triples += [(torch.inf, 0.0, sign), (torch.inf, sign, -torch.inf), (sign, torch.nan, 1.0)]
-    a, b, c = torch.tensor(triples, dtype=torch.float64).float().unbind(dim=1)
-    return a.contiguous(), b.contiguous(), c.contiguous()
+    x, y, z = torch.tensor(triples, dtype=torch.float64).float().unbind(dim=1)
+    return x.contiguous(), y.contiguous(), z.contiguous()
 
 
 def mismatches(wanted: torch.Tensor, got: torch.Tensor, *inputs: torch.Tensor) -> list[str]:

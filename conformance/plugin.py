@@ -463,14 +463,15 @@ class Gatherer:
         """Take a result from its user property, or make one for a check that never got so far."""
         from draftproof.conformance.session import Result, strike
 
+        properties: list[tuple[str, Any]] = report.user_properties
         if report.when == "call":
-            self.mutants += [v for name, v in report.user_properties if name == MUTANT_PROPERTY]
-            self.timings += [v for name, v in report.user_properties if name == BENCH_PROPERTY]
+            self.mutants += [v for name, v in properties if name == MUTANT_PROPERTY]
+            self.timings += [v for name, v in properties if name == BENCH_PROPERTY]
         job = _job_of(report.nodeid)
         if job is None:
             return
         settings, gathered = self.config.stash[_SETTINGS], self.config.stash[_REPORT]
-        for name, value in report.user_properties:
+        for name, value in properties:
             if name == PROPERTY and report.when == "call":
                 gathered.results.append(Result(**value))
                 return

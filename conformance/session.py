@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -254,8 +253,3 @@ class Report:
             "results": [asdict(result) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},
         }
-
-
-def default_failures() -> str:
-    """Where failing calls are kept unless told otherwise."""
-    return os.path.join("draftproof-failures")

@@ -21,7 +21,7 @@ TARGET_SECONDS = 2e-3
 MAX_CALLS = 500
 """Calls captured in one graph, at most."""
 
-ROUNDS = {"graph": 15, "cold": 60, "eager": 15, "interpreted": 2}
+ROUNDS = {"graph": 15, "cold": 200, "eager": 15, "interpreted": 2}
 """Timed rounds of one arm."""
 
 EAGER_SECONDS = 4e-3

@@ -20,12 +20,13 @@ BLOCK_BYTES = 4096
 """Most bytes of a row that a program stores at once. A whole row of the production geometry (1024
 columns) fits, so that the pattern of a row is made once and stored for each rejected draft."""
 
-BYTES_PER_WARP = 512
-"""Bytes that one warp stores with one 16-byte store per thread."""
+WARPS = 1
+"""Warps of a program. Measured on an H200, one is fastest at every size: rows are short, and many
+small programs start sooner than few large ones."""
 
-MAX_WARPS = 4
-"""Most warps of a program. A row of 4096 bytes takes two stores per thread: fewer, fuller programs
-start sooner than more warps that store once."""
+SPLIT_PROGRAMS = 512
+"""Programs up to which each rejected draft gets one of its own. A small launch is then as short as
+one row; a large one would only have more to start."""
 
 MAX_REQUESTS = 2**31 - 1
 """Limit of a grid's first axis, in programs."""
@@ -58,6 +59,7 @@ def _clear_rejected(
     WIDTH: tl.constexpr,
     ITEM_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Clear one request's rejected rows in one state, whose elements are taken as integers.
 
@@ -74,7 +76,12 @@ def _clear_rejected(
     minus_infinity: tl.constexpr = -(1 << 7) if ITEM_BITS == 16 else -(1 << 23)
     columns = tl.arange(0, BLOCK)
 
-    for draft in range(tl.maximum(accepted, 0), num_draft_tokens):
+    first = tl.maximum(accepted, 0)
+    stop = num_draft_tokens
+    if SPLIT:
+        first = tl.maximum(first, tl.program_id(2))
+        stop = tl.program_id(2) + 1
+    for draft in range(first, stop):
         row = slot * RING_SIZE + (length + draft) % RING_SIZE
         for start in range(0, WIDTH, BLOCK):
             column = start + columns
@@ -96,6 +103,7 @@ def _clear_layer(
     WIDTH: tl.constexpr,
     ITEM_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     item: tl.constexpr = tl.int16 if ITEM_BITS == 16 else tl.int32
     _clear_rejected(
@@ -109,6 +117,7 @@ def _clear_layer(
         WIDTH,
         ITEM_BITS,
         BLOCK,
+        SPLIT,
     )
 
 
@@ -126,6 +135,7 @@ def _clear_every_layer(
     WIDTH: tl.constexpr,
     ITEM_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     item: tl.constexpr = tl.int16 if ITEM_BITS == 16 else tl.int32
@@ -143,6 +153,7 @@ def _clear_every_layer(
         WIDTH,
         ITEM_BITS,
         BLOCK,
+        SPLIT,
     )
 
 
@@ -156,8 +167,9 @@ def choose_path(device_type: str, *, interpreted: bool, table_possible: bool = T
     interpreted : bool
         Whether Triton's interpreter is active.
     table_possible : bool
-        Whether a pointer table is wanted, and is on the device or can be brought there. While a
-        CUDA graph is captured it cannot: the copy from the host would become part of the graph.
+        Whether a pointer table is wanted (one layer needs none), and is on the device or can be
+        brought there. While a CUDA graph is captured it cannot: the copy from the host would become
+        part of the graph.
 
     Returns
     -------
@@ -192,8 +204,9 @@ class C128DraftCleanup:
     """Clears the rows of rejected drafts in all of a model's C128 states, in one launch per step.
 
     The helper keeps the states alive, so that its pointer table cannot go stale. The table is on
-    the device when the constructor returns: make the helper, and call `clear` once so that the
-    kernel is compiled, before capturing a CUDA graph; keep the helper as long as such a graph.
+    the device when the constructor returns: make the helper, and call `clear` once with as many
+    requests and drafts so that the kernel is compiled, before capturing a CUDA graph; keep the
+    helper as long as such a graph.
 
     Parameters
     ----------
@@ -218,9 +231,11 @@ class C128DraftCleanup:
         _check_states(states, ring_size)
         _check_layer_count(len(states))
         self._states = tuple(states)
-        self._ring_size = ring_size
+        self._constants = _constants(states[0], ring_size)
         self._device = states[0].device
-        self._path = choose_path(self._device.type, interpreted=runtime.INTERPRETED)
+        self._path = choose_path(
+            self._device.type, interpreted=runtime.INTERPRETED, table_possible=len(states) > 1
+        )
         self._plan = _plan(self._states, ring_size) if self._path == "fused" else None
 
     def clear(
@@ -257,7 +272,7 @@ class C128DraftCleanup:
             _launch_fused(self._plan, requests, indices, num_draft_tokens)
         else:
             _serve_without_table(
-                self._path, self._states, self._ring_size, requests, indices, num_draft_tokens
+                self._path, self._states, self._constants, requests, indices, num_draft_tokens
             )
 
 
@@ -298,13 +313,14 @@ def c128_cleanup(
     path = choose_path(
         device.type,
         interpreted=runtime.INTERPRETED,
-        table_possible=not capturing or key in _plans,
+        table_possible=len(states) > 1 and (not capturing or key in _plans),
     )
     if path == "fused":
         plan = _remembered_plan(key, states, ring_size, capturing=capturing)
         _launch_fused(plan, requests, indices, num_draft_tokens)
     else:
-        _serve_without_table(path, states, ring_size, requests, indices, num_draft_tokens)
+        constants = _constants(states[0], ring_size)
+        _serve_without_table(path, states, constants, requests, indices, num_draft_tokens)
 
 
 def clear_unaccepted_c128_draft_states(
@@ -369,21 +385,11 @@ def c128_cleanup_baseline(
     _serve_without_table(
         choose_path(device.type, interpreted=runtime.INTERPRETED, table_possible=False),
         states,
-        ring_size,
+        _constants(states[0], ring_size),
         requests,
         (req_pool_indices, seq_lens, accept_lens),
         num_draft_tokens,
     )
-
-
-@dataclass(frozen=True)
-class _Geometry:
-    """What the compiler and the launch need to know of a state."""
-
-    constants: tuple[int, int, int, int]
-    """RING_SIZE, WIDTH, ITEM_BITS, BLOCK."""
-
-    warps: int
 
 
 @dataclass
@@ -393,10 +399,12 @@ class _Plan:
     device: torch.device
     layers: int
     addresses: Tensor
-    constants: tuple[int, int, int, int, int]
-    """RING_SIZE, WIDTH, ITEM_BITS, BLOCK, ALIGNMENT."""
+    constants: tuple[int, int, int, int]
+    """RING_SIZE, WIDTH, ITEM_BITS, BLOCK."""
 
-    warps: int
+    alignment: int
+    """Bytes that every address is a multiple of, up to the 16 of the widest store."""
+
     compiled: dict[tuple[object, ...], Any] = field(default_factory=dict)
     """Compiled kernels by what they are specialised on: to launch one directly takes the host a
     fraction of what it takes Triton to work out anew which one the arguments need."""
@@ -412,23 +420,26 @@ def _address(state: Tensor) -> int:
     return state.data_ptr()
 
 
-def _geometry(state: Tensor, ring_size: int) -> _Geometry:
-    width = state.shape[1]
-    item_bytes = state.element_size()
+def _constants(state: Tensor, ring_size: int) -> tuple[int, int, int, int]:
+    """RING_SIZE, WIDTH, ITEM_BITS and BLOCK of a kernel that clears such states."""
+    width, item_bytes = state.shape[1], state.element_size()
     block = min(triton.next_power_of_2(width), BLOCK_BYTES // item_bytes)
-    warps = min(max(block * item_bytes // BYTES_PER_WARP, 1), MAX_WARPS)
-    return _Geometry((ring_size, width, 8 * item_bytes, block), warps)
+    return ring_size, width, 8 * item_bytes, block
+
+
+def _split(layers: int, requests: int, num_draft_tokens: int) -> bool:
+    """Whether each draft gets a program of its own."""
+    return layers * requests * num_draft_tokens <= SPLIT_PROGRAMS
 
 
 def _plan(states: Sequence[Tensor], ring_size: int) -> _Plan:
     addresses = [_address(state) for state in states]
-    geometry = _geometry(states[0], ring_size)
     return _Plan(
         device=states[0].device,
         layers=len(states),
         addresses=pack_addresses(addresses).to(states[0].device),
-        constants=(*geometry.constants, math.gcd(16, *addresses)),
-        warps=geometry.warps,
+        constants=_constants(states[0], ring_size),
+        alignment=math.gcd(16, *addresses),
     )
 
 
@@ -464,14 +475,23 @@ def _launch_fused(
             _launch_fused(plan, requests, indices, num_draft_tokens)
         return
     req_pool_indices, seq_lens, accept_lens = indices
-    arguments = (plan.addresses, *indices, num_draft_tokens, *plan.constants)
-    grid = (requests, plan.layers, 1)
+    split = _split(plan.layers, requests, num_draft_tokens)
+    arguments = (
+        plan.addresses,
+        *indices,
+        num_draft_tokens,
+        *plan.constants,
+        split,
+        plan.alignment,
+    )
+    grid = (requests, plan.layers, num_draft_tokens if split else 1)
     # All that the kernel is specialised on, beside the plan's own constants.
     key = (
         req_pool_indices.dtype,
         seq_lens.dtype,
         accept_lens.dtype,
         num_draft_tokens > MAX_INT32,
+        split,
     )
     compiled = plan.compiled.get(key)
     if compiled is not None:
@@ -479,36 +499,38 @@ def _launch_fused(
     else:
         # The interpreter has nothing to compile: there this is None, and comes by here each time.
         plan.compiled[key] = _clear_every_layer[grid](
-            *arguments, num_warps=plan.warps, enable_fp_fusion=False
+            *arguments, num_warps=WARPS, enable_fp_fusion=False
         )
 
 
 def _serve_without_table(
     path: Path,
     states: Sequence[Tensor],
-    ring_size: int,
+    constants: tuple[int, int, int, int],
     requests: int,
     indices: tuple[Tensor, Tensor, Tensor],
     num_draft_tokens: int,
 ) -> None:
     if path == "oracle":
         oracle.c128_cleanup(
-            states, *indices, ring_size=ring_size, num_draft_tokens=num_draft_tokens
+            states, *indices, ring_size=constants[0], num_draft_tokens=num_draft_tokens
         )
         return
     device = states[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _serve_without_table(path, states, ring_size, requests, indices, num_draft_tokens)
+            _serve_without_table(path, states, constants, requests, indices, num_draft_tokens)
         return
-    geometry = _geometry(states[0], ring_size)
+    split = _split(1, requests, num_draft_tokens)
+    grid = (requests, 1, num_draft_tokens if split else 1)
     for state in states:
-        _clear_layer[(requests,)](
+        _clear_layer[grid](
             state,
             *indices,
             num_draft_tokens,
-            *geometry.constants,
-            num_warps=geometry.warps,
+            *constants,
+            split,
+            num_warps=WARPS,
             enable_fp_fusion=False,
         )
 

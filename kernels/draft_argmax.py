@@ -517,7 +517,8 @@ class DraftArgmaxExchange:
             nan_policy=self.nan_policy,
             clear_others=True,
         )
-        self._all_reduce(buffer)
+        if rows:
+            self._all_reduce(buffer)
         return finalize_argmax(
             buffer,
             positions=positions,
@@ -564,8 +565,9 @@ def _gathered_partials_kernel(
     NAN_FIRST: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    split = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    row = (program // splits).to(tl.int64)
+    split = (program % splits).to(tl.int64)
     column = split * TILE + tl.arange(0, TILE)
     counts = column < vocab_size
     scores = tl.load(logits + row * row_stride + column, mask=counts, other=0.0)
@@ -623,7 +625,9 @@ def draft_argmax_baseline(
     )
     rows = positions.shape[0]
     device = positions.device
-    gathered = logits_shards[0] if len(logits_shards) == 1 else torch.cat(logits_shards, dim=1)
+    gathered = (
+        logits_shards[0] if len(logits_shards) == 1 else torch.cat(list(logits_shards), dim=1)
+    )
     tile = min(triton.next_power_of_2(vocab_size), MAX_TILE)
     splits = triton.cdiv(vocab_size, tile)
     values = torch.empty(rows, splits, dtype=torch.float32, device=device)
@@ -631,7 +635,7 @@ def draft_argmax_baseline(
     topk_p = torch.empty(rows, 1, dtype=torch.float32, device=device)
     topk_index = torch.empty(rows, 1, dtype=torch.int64, device=device)
     if rows:
-        _gathered_partials_kernel[splits, rows](
+        _gathered_partials_kernel[rows * splits,](
             gathered,
             values,
             ids,

@@ -631,9 +631,10 @@ class _Batch:
         _check("req_to_token", req_to_token, (torch.int32,), (0, 0))
         self.req_to_token = req_to_token
         self.device = req_to_token.device
-        self.bs: int = indices["seq_lens"].shape[0] if indices["seq_lens"].dim() == 1 else 0
         for name, tensor in indices.items():
             _check(name, tensor, (torch.int32, torch.int64), (0,), self.device)
+        self.bs: int = indices["seq_lens"].shape[0]
+        for name, tensor in indices.items():
             if tensor.shape[0] != self.bs:
                 raise ValueError(f"{name} has {tensor.shape[0]} entries, seq_lens {self.bs}")
         if max_len <= 0:
@@ -741,6 +742,11 @@ def _tile(number: int, most: int) -> int:
 
 def _strided(tensor: Tensor) -> tuple:
     return (tensor, *tensor.stride())
+
+
+def _copied(tensor: Tensor | None, other: Tensor | None) -> tuple | None:
+    """One end of a copy, if both ends are there."""
+    return None if tensor is None or other is None else _strided(tensor)
 
 
 def _tables(slots: Sequence[Tensor | None], pages: Sequence[Tensor | None]) -> tuple:
@@ -1277,18 +1283,18 @@ def dsa_draft_decode_metadata_baseline(
     first = _scratch_step(batch, steps)
     _launch_decode(batch, seq_lens, req_pool_indices, [first], bounded=False)
     for step in steps:
-        slots = None if step.page_table_1 is None else first.page_table_1
-        pages = None if step.real_page_table is None else first.real_page_table
+        slots, pages = first.page_table_1, first.real_page_table
+        slots_to, pages_to = step.page_table_1, step.real_page_table
         grid = (max(1, batch.bs), batch.programs(batch.bs, 1, bounded=False))
         with torch.cuda.device_of(req_to_token):
             _copy_step_kernel[grid](
                 _strided(seq_lens),
                 _outputs_of(first)[:4],
                 _outputs_of(step)[:4],
-                None if slots is None else _strided(slots),
-                None if slots is None else _strided(step.page_table_1),
-                None if pages is None else _strided(pages),
-                None if pages is None else _strided(step.real_page_table),
+                _copied(slots, slots_to),
+                _copied(slots_to, slots),
+                _copied(pages, pages_to),
+                _copied(pages_to, pages),
                 batch.bs,
                 batch.max_len,
                 **batch.tiling(slots, batch.bs + 1, bounded=False),

@@ -463,16 +463,16 @@ def _write_tables(
 
 def _validate_batch(indices: Mapping[str, Tensor], req_to_token: Tensor, max_len: int) -> int:
     """Check what all four ops read, and return the number of requests."""
-    _validate_tensor("req_to_token", req_to_token, (torch.int32,), 2, req_to_token.device)
+    _validate_tensor("req_to_token", req_to_token, (torch.int32,), 2)
     if not 0 < max_len <= req_to_token.shape[1]:
         raise ValueError(
             f"max_len must lie between 1 and the width of req_to_token, "
             f"{req_to_token.shape[1]}, got {max_len}"
         )
-    bs = None
     for name, tensor in indices.items():
         _validate_tensor(name, tensor, INDEX_DTYPES, 1, req_to_token.device)
-        bs = len(tensor) if bs is None else bs
+    bs = len(indices["seq_lens"])
+    for name, tensor in indices.items():
         if len(tensor) != bs:
             raise ValueError(
                 f"{name} must have one entry per request, {bs} as seq_lens has, got {len(tensor)}"
@@ -543,7 +543,11 @@ def _validate_output(
 
 
 def _validate_tensor(
-    name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], rank: int, device: torch.device
+    name: str,
+    tensor: Tensor,
+    dtypes: Sequence[torch.dtype],
+    rank: int,
+    device: torch.device | None = None,
 ) -> None:
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
@@ -552,5 +556,5 @@ def _validate_tensor(
         raise ValueError(f"{name} must be {allowed}, got {tensor.dtype}")
     if tensor.dim() != rank:
         raise ValueError(f"{name} must be {rank}-D, got shape {tuple(tensor.shape)}")
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device} as req_to_token is, got {tensor.device}")

@@ -37,8 +37,8 @@ class Exchange:
         for rank, shard in enumerate(logits_shards):
             if shard.shape[1]:
                 offers.append(self.offer(logits_shards, rank, vocab_size, nan_policy))
-        tokens = self.across_ranks(*(torch.cat(part, dim=1) for part in zip(*offers, strict=True)))
-        tokens = tokens[1]
+        keys, ids = (torch.cat(part, dim=1) for part in zip(*offers, strict=True))
+        _, tokens = self.across_ranks(keys, ids)
         self.advance(positions, len(logits_shards), draft_tokens)
         if draft_tokens is not None:
             self.write_draft(draft_tokens, draft_token_column, tokens[:, 0])
@@ -53,8 +53,8 @@ class Exchange:
         """The best key and its id, each [rows, 1], of one rank."""
         shard = self.read(shards, rank)
         keys = self.keys(shard, nan_policy)
-        ids = self.first_id(shards, rank) + torch.arange(shard.shape[1], device=shard.device)
-        ids = self.ids(ids)
+        columns = torch.arange(shard.shape[1], device=shard.device)
+        ids = self.ids(self.first_id(shards, rank) + columns)
         offers = []
         width = -(-shard.shape[1] // SPLITS)
         for split_keys, split_ids in zip(
@@ -63,7 +63,8 @@ class Exchange:
             real = self.real(split_ids, vocab_size, rank == len(shards) - 1)
             masked = torch.where(real, split_keys, self.nothing())
             offers.append(self.within_split(masked, split_ids))
-        return self.across_splits(*(torch.cat(part, 1) for part in zip(*offers, strict=True)))
+        best, chosen = (torch.cat(part, dim=1) for part in zip(*offers, strict=True))
+        return self.across_splits(best, chosen)
 
     def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
         return shards[rank]
@@ -131,198 +132,198 @@ def _highest_id(keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TieTakesLast(Exchange):
-    def best(self, keys, ids):
+    def best(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _highest_id(keys, ids)
 
 
 class TieWithinSplitTakesLast(Exchange):
-    def within_split(self, keys, ids):
+    def within_split(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _highest_id(keys, ids)
 
 
 class TieAcrossSplitsTakesLast(Exchange):
-    def across_splits(self, keys, ids):
+    def across_splits(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _highest_id(keys, ids)
 
 
 class TieAcrossRanksTakesLast(Exchange):
-    def across_ranks(self, keys, ids):
+    def across_ranks(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _highest_id(keys, ids)
 
 
 class PaddingCompetes(Exchange):
-    def real(self, ids, vocab_size, last_rank):
+    def real(self, ids: Tensor, vocab_size: int, last_rank: bool) -> Tensor:
         return torch.ones_like(ids, dtype=torch.bool)
 
 
 class PaddingIsOnlyInTheLastShard(Exchange):
-    def real(self, ids, vocab_size, last_rank):
+    def real(self, ids: Tensor, vocab_size: int, last_rank: bool) -> Tensor:
         return (ids < vocab_size) | (not last_rank)
 
 
 class StraddlingSplitIsDropped(Exchange):
-    def real(self, ids, vocab_size, last_rank):
+    def real(self, ids: Tensor, vocab_size: int, last_rank: bool) -> Tensor:
         # Where the very first split straddles there would be nothing left.
         whole = ids[:, -1:] < max(vocab_size, SPLITS)
         return (ids < vocab_size) & whole
 
 
 class StraddlingSplitIsTakenWhole(Exchange):
-    def real(self, ids, vocab_size, last_rank):
+    def real(self, ids: Tensor, vocab_size: int, last_rank: bool) -> Tensor:
         return (ids[:, :1] < vocab_size).expand(ids.shape)
 
 
 class NanIsDropped(Exchange):
-    def sink(self, shard):
+    def sink(self, shard: Tensor) -> Tensor:
         return torch.full((), -torch.inf, device=shard.device)
 
 
 class NanSinksInTheInputType(Exchange):
-    def sink(self, shard):
+    def sink(self, shard: Tensor) -> Tensor:
         return super().sink(shard).to(shard.dtype).float()
 
 
 class NanSinksToTheLowestFloat(Exchange):
-    def sink(self, shard):
+    def sink(self, shard: Tensor) -> Tensor:
         return torch.full((), torch.finfo(torch.float32).min, device=shard.device)
 
 
 class SinkPolicyPutsNanFirst(Exchange):
-    def keys(self, shard, nan_policy):
+    def keys(self, shard: Tensor, nan_policy: str) -> Tensor:
         return super().keys(shard, "first")
 
 
 class FirstPolicySinksNan(Exchange):
-    def keys(self, shard, nan_policy):
+    def keys(self, shard: Tensor, nan_policy: str) -> Tensor:
         return super().keys(shard, "sink")
 
 
 class FirstNanByPayload(Exchange):
-    def place_nan(self, keys, nan, scores, shard):
+    def place_nan(self, keys: Tensor, nan: Tensor, scores: Tensor, shard: Tensor) -> Tensor:
         payload = shard.float().view(torch.int32).long() & 0x7FFFFFFF
         return torch.where(nan, NAN_KEY + payload, keys)
 
 
 class NegativeNanIsLow(Exchange):
-    def place_nan(self, keys, nan, scores, shard):
+    def place_nan(self, keys: Tensor, nan: Tensor, scores: Tensor, shard: Tensor) -> Tensor:
         negative = shard.float().view(torch.int32) < 0
         return torch.where(nan & ~negative, NAN_KEY, keys)
 
 
 class FirstNanTiesWithInf(Exchange):
-    def place_nan(self, keys, nan, scores, shard):
+    def place_nan(self, keys: Tensor, nan: Tensor, scores: Tensor, shard: Tensor) -> Tensor:
         return keys.masked_fill(nan, 0x7F800000)
 
 
 class ZerosAreOrdered(Exchange):
-    def order(self, scores):
+    def order(self, scores: Tensor) -> Tensor:
         keys = super().order(scores)
         return torch.where((scores == 0) & ~torch.signbit(scores), 0, keys - (keys <= 0).long())
 
 
 class SubnormalsAreFlushed(Exchange):
-    def widen(self, shard):
+    def widen(self, shard: Tensor) -> Tensor:
         scores = super().widen(shard)
         tiny = torch.finfo(shard.dtype).smallest_normal
         return torch.where(scores.abs() < tiny, 0.0, scores)
 
 
 class ScoresAreRoundedToBf16(Exchange):
-    def widen(self, shard):
+    def widen(self, shard: Tensor) -> Tensor:
         return shard.bfloat16().float()
 
 
 class ScoresPassThroughFp16(Exchange):
-    def widen(self, shard):
+    def widen(self, shard: Tensor) -> Tensor:
         return shard.half().float()
 
 
 class NegativeScoresAreReversed(Exchange):
-    def order(self, scores):
+    def order(self, scores: Tensor) -> Tensor:
         return scores.view(torch.int32).long()
 
 
 class KeyLosesItsLowerHalf(Exchange):
-    def order(self, scores):
+    def order(self, scores: Tensor) -> Tensor:
         return super().order(scores) >> 16
 
 
 class MinusInfIsNoCandidate(Exchange):
-    def order(self, scores):
+    def order(self, scores: Tensor) -> Tensor:
         return super().order(scores).masked_fill(torch.isneginf(scores), NO_CANDIDATE)
 
-    def best(self, keys, ids):
+    def best(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         best, chosen = super().best(keys, ids)
         return best, torch.where(best == NO_CANDIDATE, -1, chosen)
 
 
 class IdsPassThroughFp32(Exchange):
-    def ids(self, ids):
+    def ids(self, ids: Tensor) -> Tensor:
         return ids.float().long()
 
 
 class IdsHave16Bits(Exchange):
-    def ids(self, ids):
+    def ids(self, ids: Tensor) -> Tensor:
         return ids & 0xFFFF
 
 
 class ShardsAreTakenForEqual(Exchange):
-    def first_id(self, shards, rank):
+    def first_id(self, shards: Sequence[Tensor], rank: int) -> int:
         return rank * shards[rank].shape[1]
 
 
 class PaddingShardOffersZero(Exchange):
     # Four cleared lanes read as a score.
-    def nothing(self):
+    def nothing(self) -> int:
         return 0
 
 
 class PositionsAdvanceOncePerRank(Exchange):
-    def advance(self, positions, ranks, draft_tokens):
+    def advance(self, positions: Tensor, ranks: int, draft_tokens: Tensor | None) -> None:
         positions += ranks
 
 
 class PositionsAdvanceOnlyWithDraft(Exchange):
-    def advance(self, positions, ranks, draft_tokens):
+    def advance(self, positions: Tensor, ranks: int, draft_tokens: Tensor | None) -> None:
         if draft_tokens is not None:
             positions += 1
 
 
 class PositionsHave32Bits(Exchange):
-    def advance(self, positions, ranks, draft_tokens):
+    def advance(self, positions: Tensor, ranks: int, draft_tokens: Tensor | None) -> None:
         positions.copy_(positions.int() + 1)
 
 
 class FirstPositionIsLeft(Exchange):
-    def advance(self, positions, ranks, draft_tokens):
+    def advance(self, positions: Tensor, ranks: int, draft_tokens: Tensor | None) -> None:
         positions[1:] += 1
 
 
 class DraftColumnIsIgnored(Exchange):
-    def write_draft(self, draft_tokens, column, tokens):
+    def write_draft(self, draft_tokens: Tensor, column: int, tokens: Tensor) -> None:
         draft_tokens[:, 0] = tokens
 
 
 class DraftRowsAreTakenForPacked(Exchange):
-    def write_draft(self, draft_tokens, column, tokens):
+    def write_draft(self, draft_tokens: Tensor, column: int, tokens: Tensor) -> None:
         rows, columns = draft_tokens.shape
         start = draft_tokens.storage_offset() + column
         draft_tokens.as_strided((rows,), (columns,), start).copy_(tokens)
 
 
 class WholeDraftRowIsWritten(Exchange):
-    def write_draft(self, draft_tokens, column, tokens):
+    def write_draft(self, draft_tokens: Tensor, column: int, tokens: Tensor) -> None:
         draft_tokens[:, column:] = tokens[:, None]
 
 
 class LogitsRowsAreTakenForPacked(Exchange):
-    def read(self, shards, rank):
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
         shard = shards[rank]
         return shard.as_strided(shard.shape, (shard.shape[1], 1))
 
 
 class ReadsPastTheRow(Exchange):
-    def read(self, shards, rank):
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
         shard = shards[rank]
         rows, width = shard.shape
         end = shard.storage_offset() + (rows - 1) * shard.stride(0) + width
@@ -332,41 +333,49 @@ class ReadsPastTheRow(Exchange):
         return shard.as_strided((rows, width + 1), (shard.stride(0), 1))
 
 
+class ColumnsPast8192AreLost(Exchange):
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
+        return shards[rank][:, :8192]
+
+
+class ColumnIsCheckedWithoutDraft(Exchange):
+    def check(self, *arguments: Any) -> None:
+        super().check(*arguments)
+        if arguments[3] is None and arguments[4]:
+            raise ValueError(f"draft_token_column: {arguments[4]}")
+
+
 class ProbabilityIsSoftmax(Exchange):
-    def probability(self, shards, vocab_size, tokens):
+    def probability(self, shards: Sequence[Tensor], vocab_size: int, tokens: Tensor) -> Tensor:
         logits = torch.cat(list(shards), dim=1).float()[:, :vocab_size]
         return logits.softmax(1).gather(1, tokens)
 
 
 class ProbabilityIsLeftUnwritten(Exchange):
-    def probability(self, shards, vocab_size, tokens):
+    def probability(self, shards: Sequence[Tensor], vocab_size: int, tokens: Tensor) -> Tensor:
         return torch.empty(tokens.shape, device=tokens.device)
 
 
 class ReplaysStaleTokens(Exchange):
     """Keeps what it found the first time that it saw this memory."""
 
-    def __init__(self):
-        self.seen = {}
+    def __init__(self) -> None:
+        self.seen: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def across_ranks(self, keys, ids):
-        return self.seen[self.memory] if self.memory in self.seen else self._found(keys, ids)
-
-    def _found(self, keys, ids):
-        self.seen[self.memory] = super().across_ranks(keys, ids)
+    def across_ranks(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        if self.memory not in self.seen:
+            self.seen[self.memory] = super().across_ranks(keys, ids)
         return self.seen[self.memory]
 
-    def check(self, logits_shards, *arguments):
-        super().check(logits_shards, *arguments)
-        self.memory = (
-            tuple((shard.data_ptr(), shard.shape, shard.dtype) for shard in logits_shards),
-            arguments[0],
-            arguments[-1],
-        )
+    def check(self, *arguments: Any) -> None:
+        super().check(*arguments)
+        shards, vocab_size, *_, policy = arguments
+        places = tuple((shard.data_ptr(), shard.shape, shard.dtype) for shard in shards)
+        self.memory = (places, vocab_size, policy)
 
 
 class WritesBeforeItChecks(Exchange):
-    def check(self, *arguments):
+    def check(self, *arguments: Any) -> None:
         positions = arguments[2]
         if isinstance(positions, Tensor) and not positions.is_meta:
             positions += 1
@@ -375,13 +384,13 @@ class WritesBeforeItChecks(Exchange):
 
 
 class AnyPolicyIsTaken(Exchange):
-    def check(self, *arguments):
+    def check(self, *arguments: Any) -> None:
         super().check(*arguments[:-1], "sink")
 
 
 class AnyVocabularyIsTaken(Exchange):
-    def check(self, logits_shards, vocab_size, *arguments):
-        super().check(logits_shards, 1, *arguments)
+    def check(self, *arguments: Any) -> None:
+        super().check(arguments[0], 1, *arguments[2:])
 
 
 def _mutant(name: str, fault: str, exchange: type[Exchange], *checks: str) -> Mutant:
@@ -491,6 +500,16 @@ MUTANTS = [
         "guards",
         "strided",
     ),
+    _mutant(
+        "columns_past_8192_lost",
+        "One tile a shard: what lies beyond it is not read.",
+        ColumnsPast8192AreLost,
+    ),
+    _mutant(
+        "column_checked_without_draft",
+        "The column must be in range although there are no draft tokens.",
+        ColumnIsCheckedWithoutDraft,
+    ),
     _mutant("probability_is_softmax", "topk_p is the token's probability.", ProbabilityIsSoftmax),
     _mutant(
         "probability_left_unwritten",
@@ -535,8 +554,9 @@ class ByteLanes(Exchange):
             own[:, rank] = sent[:, rank]
             summed = summed + own
         got = summed.long()
-        key = sum(got[:, :, n] << (8 * n) for n in range(5))
-        flipped = sum(got[:, :, 5 + n] << (8 * n) for n in range(4))
+        weights = 1 << (8 * torch.arange(self.LANES, device=keys.device))
+        key = (got[:, :, :5] * weights[:5]).sum(2)
+        flipped = (got[:, :, 5:] * weights[:4]).sum(2)
         return self.best(key, 2**31 - 1 - flipped)
 
 
@@ -569,7 +589,9 @@ def plain_torch(
 class OneColumnASplit(Exchange):
     """A split of one column where the shard is narrow, and the splits of a rank merged as ranks."""
 
-    def offer(self, shards, rank, vocab_size, nan_policy):
+    def offer(
+        self, shards: Sequence[Tensor], rank: int, vocab_size: int, nan_policy: str
+    ) -> tuple[Tensor, Tensor]:
         shard = shards[rank]
         ids = self.first_id(shards, rank) + torch.arange(shard.shape[1], device=shard.device)
         keys = torch.where(ids < vocab_size, self.keys(shard, nan_policy), NO_CANDIDATE)

@@ -58,8 +58,8 @@ def build(params: Params, seed: int) -> Args:
         "negative", "ties", "mixed" or the name of a special that fills everything), `padding`
         (the special in the columns past the vocabulary), `pokes` ([row, global column, special];
         row None: all), `row_strides` (one a rank), `sliced` (the shards are views of one tensor),
-        `positions` (type), `draft` ([n, column] or None), `draft_stride`, `nan_policy`, and
-        `defaults` (leave out every argument that has a default).
+        `positions` (type), `draft` ([n, column] or None), `column` (where there is no draft),
+        `draft_stride`, `nan_policy`, and `defaults` (leave out every argument that has a default).
     seed : int
     """
     generator = torch.Generator().manual_seed(seed)
@@ -87,7 +87,7 @@ def build(params: Params, seed: int) -> Args:
     if draft is not None:
         tokens = torch.randint(-(2**62), 2**62, (rows, draft[0]), generator=generator)
         args["draft_tokens"] = _laid(tokens, params.get("draft_stride"))
-    args["draft_token_column"] = 0 if draft is None else draft[1]
+    args["draft_token_column"] = params.get("column", 0) if draft is None else draft[1]
     args["nan_policy"] = params.get("nan_policy", "sink")
     return args
 
@@ -236,9 +236,16 @@ def _geometry_cases() -> list[Case]:
         ),
         Case(
             "sixty_four_rows",
-            {"rows": 64, "widths": [13, 12], "vocab": 25, "draft": [8, 7]},
-            profile="full",
+            {"rows": 64, "widths": [25], "vocab": 25, "draft": [8, 7]},
             checks=VALUES,
+        ),
+        # More rows than a grid has blocks in its second dimension.
+        Case(
+            "seventy_thousand_rows",
+            {"rows": 70000, "widths": [3, 4], "vocab": 7, "fill": "coarse"},
+            profile="full",
+            checks=("eager",),
+            device="cuda",
         ),
         Case(
             "first_draft_column",
@@ -252,7 +259,8 @@ def _geometry_cases() -> list[Case]:
         ),
         Case(
             "no_draft_tokens",
-            {"rows": 2, "widths": [6, 2], "vocab": 8, "draft": None},
+            # The column is not looked at then.
+            {"rows": 2, "widths": [6, 2], "vocab": 8, "draft": None, "column": 7},
             checks=LARGE,
         ),
         Case(
@@ -405,6 +413,20 @@ def _vocabulary_cases() -> list[Case]:
             checks=VALUES,
         ),
     ]
+    cases.append(
+        Case(
+            "production_129280_over_4",
+            {
+                "rows": 1,
+                "widths": [32320] * 4,
+                "vocab": 129280,
+                "dtype": "fp32",
+                "fill": "negative",
+                "pokes": [[0, 129279, "0"]],
+            },
+            checks=VALUES,
+        )
+    )
     for rows, dtype in ((1, "fp32"), (2, "bf16"), (16, "bf16"), (64, "fp16")):
         for vocab, ranks in ((129280, 4), (154880, 4), (154880, 8), (154880, 1)):
             width = vocab // ranks
@@ -507,7 +529,7 @@ def _order_cases() -> list[Case]:
         ),
         Case(
             "row_of_minus_inf",
-            {"rows": 2, "widths": [3, 4, 5], "vocab": 11, "fill": "-inf"},
+            {"rows": 2, "widths": [3, 4, 5, 1, 0, 2], "vocab": 14, "fill": "-inf"},
             checks=VALUES,
         ),
         case(

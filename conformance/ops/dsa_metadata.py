@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ class _Maker:
 
     def req_to_token(self) -> Tensor:
         # One row more than is named: row 0 is also where padded requests point.
-        rows = 1 + max(self.params["pool_rows"], default=0)
+        rows = self.params.get("pool_size", 1 + max(self.params["pool_rows"], default=0))
         tokens = self._matrix(rows, self.params["max_len"] + self.params["wider"])
         # The largest slots are among them; none is negative.
         tokens.copy_(
@@ -218,9 +218,9 @@ def build_draft(params: Params, seed: int) -> Args:
     `plain`: steps are objects with the right attributes, but no `StepTables`.
     """
     maker, bs = _Maker(params, seed), len(params["seq_lens"])
-    kind = SimpleNamespace if params["plain"] else StepTables
+    kind: Callable[..., Any] = SimpleNamespace if params["plain"] else StepTables
     steps = [
-        kind(**maker.decode_lengths(bs), **maker.tables(bs, tables, excess))
+        kind(**{**maker.decode_lengths(bs), **maker.tables(bs, tables, excess)})
         for tables, excess in params["steps"]
     ]
     return {**maker.inputs(), "steps": steps, **maker.sizes()}
@@ -247,11 +247,13 @@ def replays(params: Params) -> list[Params]:
         extends = params["extends"]
         for change, other in zip(
             changes,
-            ([extend + 1 for extend in extends], extends[::-1], extends, [0] * bs),
+            ([min(extend + 1, INT32_MAX) for extend in extends], extends[::-1], extends, [0] * bs),
             strict=True,
         ):
             change["extends"] = other
-    return [{**params, **change} for change in changes]
+    # The map keeps its rows when the padding points elsewhere.
+    size = 1 + max(pool_rows, default=0)
+    return [{**params, "pool_size": size, **change} for change in changes]
 
 
 # ---------------------------------------------------------------- what all four have in common
@@ -408,14 +410,13 @@ def _drawn(draw: st.DrawFn, most_requests: int = 4) -> dict[str, Any]:
     )
 
 
-STRIDES = {
+STRIDES: dict[str, Literal["rows", "any"]] = {
     "seq_lens": "any",
     "req_pool_indices": "any",
-    "extend_seq_lens": "any",
     "req_to_token": "any",
-    "page_table_1": "any",
-    "real_page_table": "any",
 }
+
+TABLE_STRIDES: dict[str, Literal["rows", "any"]] = {"page_table_1": "any", "real_page_table": "any"}
 
 COLUMNS_RULE = (
     "columns [0, min(max_len, 128 * ceil(KV / 128))) of a request's rows receive req_to_token"
@@ -729,7 +730,7 @@ DECODE = OpSpec(
     ],
     bad_input_params=_params([5, 129], 200, excess=0),
     replays=replays,
-    strides=STRIDES,
+    strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench("dsa_decode_metadata", "decode", 1),
 )
 
@@ -762,7 +763,6 @@ VERIFY = OpSpec(
         ),
     ],
     cases=[
-        *_shared_cases(_verify_params, 3, {"next_n": 9}),
         # The last column is 4095; the drafts themselves lie past the table.
         Case(
             "drafts_past_the_table",
@@ -770,15 +770,15 @@ VERIFY = OpSpec(
             checks=("eager", "guards", "graph"),
         ),
         Case("one_draft", _verify_params([0, 127, 128], 200, next_n=1), checks=("eager", "guards")),
-        Case("three_drafts", _verify_params([125, 126, 124], 300, next_n=3), checks=_SOME),
+        Case("three_drafts", _verify_params([125, 126, 124], 260, next_n=3), checks=_SOME),
         Case(
             "nine_drafts",
-            _verify_params([119, 120, 0], 200, next_n=9, topk=124, excess=3),
+            _verify_params([119, 120, 0], 140, next_n=9, topk=124, excess=3),
             checks=("eager", "guards", "graph"),
         ),
         Case(
             "many_drafts",
-            _verify_params([3, 100], 130, next_n=33, topk=20),
+            _verify_params([3, 100], 40, next_n=33, topk=20, page=16),
             checks=("eager", "graph"),
         ),
         # Rows of one request straddle top-k.
@@ -792,6 +792,7 @@ VERIFY = OpSpec(
             _verify_params([1, 130], 200, next_n=2, ctx=False),
             checks=("eager", "guards", "graph"),
         ),
+        *_shared_cases(_verify_params, 3, {"next_n": 9}),
     ],
     strategy=_drawn_verify,
     bad_inputs=[
@@ -809,7 +810,7 @@ VERIFY = OpSpec(
     ],
     bad_input_params=_verify_params([5, 129], 200, next_n=3, excess=0),
     replays=replays,
-    strides={**STRIDES, "paged_mqa_ctx_lens_2d": "any"},
+    strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench(
         "dsa_target_verify_metadata",
         "verify",
@@ -878,7 +879,6 @@ EXTEND = OpSpec(
         expanded=True,
     ),
     cases=[
-        *_shared_cases(_as_extend),
         # A padded request: one token in the cache, six queries.
         Case("shorter_than_its_extend", _extend_params([1, 3, 0], [6, 5, 2]), checks=_SOME),
         Case("as_long_as_its_extend", _extend_params([6, 5, 130], [6, 6, 4]), checks=("eager",)),
@@ -958,6 +958,7 @@ EXTEND = OpSpec(
             _extend_params([30, 129], [2, 3], dtypes=("int32", "int32", "int64")),
             checks=("eager", "strided"),
         ),
+        *_shared_cases(_as_extend),
     ],
     strategy=_drawn_extend,
     bad_inputs=[
@@ -976,7 +977,7 @@ EXTEND = OpSpec(
     ],
     bad_input_params=_extend_params([5, 129], [2, 3], excess=0),
     replays=replays,
-    strides=STRIDES,
+    strides={**STRIDES, **TABLE_STRIDES, "extend_seq_lens": "any"},
     bench=_bench(
         "dsa_draft_extend_metadata",
         "extend",
@@ -1083,16 +1084,11 @@ def _draft_bad_inputs() -> list[BadInput]:
 
 
 def _draft_bench() -> list[BenchPoint]:
-    return [
-        point
-        for count in (3, 4)
-        for point in _bench(
-            "dsa_draft_decode_metadata",
-            f"draft{count}",
-            count,
-            lambda bs, count=count: {"steps": [list(ALIKE)] * count, "plain": False},
-        )()
-    ]
+    def grid(count: int) -> list[BenchPoint]:
+        own = {"steps": [list(ALIKE)] * count, "plain": False}
+        return _bench("dsa_draft_decode_metadata", f"draft{count}", count, lambda bs: own)()
+
+    return [*grid(3), *grid(4)]
 
 
 DRAFT = OpSpec(
@@ -1102,7 +1098,6 @@ DRAFT = OpSpec(
     build=build_draft,
     effects=_effects("seq_lens[b]", "seq_lens[b]", "steps[*]."),
     cases=[
-        *_shared_cases(_draft_params, batch={"steps": (ALIKE,)}),
         *(
             Case(
                 f"steps_{count}",
@@ -1125,6 +1120,11 @@ DRAFT = OpSpec(
             checks=_SOME,
         ),
         Case(
+            "first_step_with_fewer_tables",
+            _draft_params([1, 129], 200, steps=[("pages", None), ALIKE]),
+            checks=("eager", "graph"),
+        ),
+        Case(
             "last_step_of_another_width",
             _draft_params([130, 129], 200, steps=[ALIKE, ALIKE, (None, 4)]),
             checks=_SOME,
@@ -1134,6 +1134,7 @@ DRAFT = OpSpec(
             _draft_params([5, 129], 200, steps=[ALIKE] * 3, plain=True),
             checks=_SOME,
         ),
+        *_shared_cases(_draft_params, batch={"steps": (ALIKE,)}),
     ],
     strategy=_drawn_draft,
     bad_inputs=[

@@ -192,7 +192,7 @@ def test_stores_are_as_wide_as_the_worst_base_allows(
         whole[-whole.data_ptr() % 16 // 2 + shift :][:128].view(8, 16)
         for whole, shift in zip(memory, shifts, strict=True)
     ]
-    assert kernels._plan(states, ring_size=8).constants[-1] == alignment
+    assert kernels._plan(states, ring_size=8).alignment == alignment
 
 
 def test_more_layers_than_a_grid_can_have_are_refused() -> None:
