@@ -5,6 +5,8 @@
 #   TORCH_INDEX=URL make setup                              torch from the index at URL
 
 ARGS ?=
+# Processes that `make test` spreads the tests over; more of them want more GPU memory.
+JOBS ?= 2
 BIN := .venv/bin
 ROOMS := oracles kernels conformance accuracy ci
 TYPED := .cache/typecheck/draftproof
@@ -22,7 +24,7 @@ verify: setup
 	$(BIN)/draftproof verify $(ARGS)
 
 test: setup
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 bench: setup
 	$(BIN)/draftproof bench $(ARGS)

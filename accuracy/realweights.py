@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 # Standard deviation of the noise, as a share of each weight matrix's own.
@@ -23,8 +23,11 @@ def main(source: Path, model_folder: Path, damaged_folder: Path) -> None:
     from_gguf = {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **from_gguf)
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **from_gguf)
-    # The loaded model remembers its quantisation and cannot be saved; a fresh one can.
-    model = LlamaForCausalLM(loaded.config)
+    # The loaded model remembers that it was quantised: it cannot be saved, and no server would
+    # take it. A fresh one with the same weights can.
+    config = loaded.config.to_dict()
+    config.pop("quantization_config", None)
+    model = LlamaForCausalLM(LlamaConfig(**config))
     model.load_state_dict(loaded.state_dict())
     _save(model, tokenizer, model_folder)
     random = torch.Generator().manual_seed(SEED)

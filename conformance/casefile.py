@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -237,7 +238,8 @@ def _rebuild(call: Mapping[str, Any], stored: Mapping[str, Tensor], data: Path) 
     found: dict[str, Tensor] = {}
     for storage in call["storages"]:
         align = int(storage["align"])
-        memory = torch.zeros(align + int(storage["bytes"]) + 16, dtype=torch.uint8)
+        # NumPy's zeros are made when they are touched: strides may span far more than is there.
+        memory = torch.from_numpy(np.zeros(align + int(storage["bytes"]) + 16, dtype=np.uint8))
         for leaf in storage["leaves"]:
             content = _fetch(leaf, stored, data)
             size = content.element_size()

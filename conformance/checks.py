@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftproof.conformance import casefile, memcheck
+from draftproof.conformance import casefile, interpreter, memcheck
 from draftproof.conformance.calls import (
     FILLS,
     POISONS,
@@ -191,12 +191,13 @@ def oracle_outputs(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, Tensor]:
 def effect_of(spec: OpSpec, path: str) -> Effect | None:
     """The effect that names a leaf, or None."""
     for effect in spec.effects:
-        if _matches(path, effect.paths):
+        if path_matches(path, effect.paths):
             return effect
     return None
 
 
-def _matches(path: str, pattern: str) -> bool:
+def path_matches(path: str, pattern: str) -> bool:
+    """Whether a leaf path fits a pattern, in which `*` matches anything."""
     # Only `*` is special: brackets are part of a path.
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path) is not None
 
@@ -241,7 +242,8 @@ def _synchronize(device: torch.device) -> None:
 def _invoke(subject: Subject, args: dict[str, Any]) -> Any:
     """Call the implementation; whatever it raises on a legal call is a violation."""
     try:
-        returned = subject.function(**args)
+        with interpreter.quicker():
+            returned = subject.function(**args)
         _synchronize(subject.device)
     except Exception as error:
         raise Violation(_raised(error)) from error
@@ -528,12 +530,12 @@ def _allowed_strides(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, Literal
     allowed: dict[str, Literal["rows", "any"]] = {}
     for path in leaves(call):
         for pattern, kind in spec.strides.items():
-            if _matches(path, pattern):
+            if path_matches(path, pattern):
                 allowed[path] = kind
     return allowed
 
 
-def _replays(subject: Subject, case: Case, call: Mapping[str, Any]) -> list[dict[str, Any]]:
+def replays_of(subject: Subject, case: Case, call: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Calls of the same geometry with other content."""
     spec = subject.spec
     several = spec.replays(case.params) if spec.replays else [case.params] * 3
@@ -556,7 +558,7 @@ def check_graph(subject: Subject, case: Case) -> None:
         raise Skipped(subject.graph_reason)
     call = _call(subject, case.params, case.name)
     _checked_oracle(subject, case, call)
-    calls = _replays(subject, case, call)
+    calls = replays_of(subject, case, call)
     _graph(subject, [call, *calls])
 
 
@@ -619,7 +621,7 @@ def check_repeat(subject: Subject, case: Case) -> None:
         if first is None:
             first = got
         _hold_alike(subject, call, wanted, first, got, f"calls 1 and {number + 1} differ")
-    for number, other in enumerate(_replays(subject, case, call)[:changed]):
+    for number, other in enumerate(replays_of(subject, case, call)[:changed]):
         placement.load(other)
         run = _Run(placement, _invoke(subject, placement.args), [])
         due = _wanted(subject, other)

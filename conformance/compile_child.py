@@ -42,7 +42,7 @@ PROCESSES = 2
 """Compilations at a time."""
 
 _GPU = torch.device("cuda", 0)
-_DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]
+_DEVICE_OF = Tensor.device.__get__
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _WARP_SIZE = {"cuda": 32, "hip": 64}
 
@@ -118,14 +118,14 @@ def noting() -> Iterator[list[Noted]]:
     }
     kept = {name: getattr(torch.cuda, name) for name in answers}
     launcher = JITFunction.run
-    JITFunction.run = run  # type: ignore[method-assign]
+    JITFunction.run = run
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     try:
         with PretendGpu():
             yield noted
     finally:
-        JITFunction.run = launcher  # type: ignore[method-assign]
+        JITFunction.run = launcher
         for name, function in kept.items():
             setattr(torch.cuda, name, function)
 
@@ -200,7 +200,7 @@ def _launch(
     args = tuple(map(_stand_in, args))
     kwargs = {name: _stand_in(value) for name, value in kwargs.items()}
     named = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-    features = {("aligned", aligned)}
+    features: set[Any] = {("aligned", aligned)}
     features |= {(name, repr(value)) for name, value in kwargs.items() if name not in named}
     size = 1
     bound = kernel.signature.bind(*args, **named)
@@ -300,8 +300,8 @@ def compile_launch(launch: Launch, target: GPUTarget, *, disassemble: bool) -> C
         aligned=launch.aligned,
         kernel=launch.function.fn.__qualname__,
         constants=", ".join(
-            f"{names[path[0]]}={getattr(value, '__name__', value)}"
-            for path, value in sorted(source.constants.items())
+            f"{names[first]}{''.join(f'[{i}]' for i in inner)}={getattr(value, '__name__', value)}"
+            for (first, *inner), value in sorted(source.constants.items())
         ),
         target=f"{target.backend}:{target.arch}",
         warps=options["num_warps"],

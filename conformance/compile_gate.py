@@ -215,24 +215,26 @@ def faults(report: Report) -> list[str]:
     return found
 
 
-def _table(report: Report) -> Table:
-    table = Table(title=f"Triton {report.triton}")
-    for heading in ("kernel", "constants", "aligned", "target", "warps"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("registers", "stack B", "spills", "shared B"):
-        table.add_column(heading, justify="right")
+def _print(report: Report) -> None:
+    """Print a numbered list of what was compiled, and a table of what it needs on each target."""
+    console = Console(highlight=False)
+    targets = list(dict.fromkeys(kernel.target for kernel in report.kernels))
+    table = Table(title="registers/stack bytes/spills/shared bytes")
+    table.add_column("", justify="right")
+    for target in targets:
+        table.add_column(target, justify="right", overflow="fold")
+    rows: dict[str, dict[str, str]] = {}
     for kernel in report.kernels:
-        table.add_row(
-            kernel.kernel or kernel.op,
-            kernel.constants,
-            "yes" if kernel.aligned else "no",
-            kernel.target,
-            *map(
-                str,
-                (kernel.warps, kernel.registers, kernel.stack, kernel.spills, kernel.shared),
-            ),
-        )
-    return table
+        name = f"{kernel.kernel}[{kernel.constants}], num_warps={kernel.warps}"
+        name += "" if kernel.aligned else ", off alignment"
+        needs = (kernel.registers, kernel.stack, kernel.spills, kernel.shared)
+        cell = "fails" if kernel.error else "/".join(map(str, needs))
+        rows.setdefault(name, {})[kernel.target] = cell
+    print(f"compiled by Triton {report.triton}:")
+    for number, (name, cells) in enumerate(rows.items(), 1):
+        print(f"{number:3} {name}")
+        table.add_row(str(number), *(cells.get(target, "") for target in targets))
+    console.print(table)
 
 
 def _main(
@@ -254,7 +256,7 @@ def _main(
     except (RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
-    Console().print(_table(report))
+    _print(report)
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(report), indent=1))
     wrong = faults(report)

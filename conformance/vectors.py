@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from draftproof.conformance import casefile
-from draftproof.conformance.calls import clone
+from draftproof.conformance.calls import clone, geometry
 from draftproof.conformance.checks import case_seed, effect_of, oracle_outputs
 from draftproof.conformance.judges import Look, RoundedInterval, differing
 from draftproof.conformance.spec import OpSpec, load_specs
@@ -20,6 +20,8 @@ SCHEMA = "draftproof.golden/1"
 FOLDER = Path(__file__).resolve().parent / "golden"
 MAX_CALL_BYTES = 48 * 1024
 """Largest call that becomes a golden vector: each is to be read by eye or by a small port."""
+MAX_SPREAD_BYTES = 1 << 20
+"""Memory that the strides of a golden vector's tensors may span: a port must allocate it."""
 MAX_OP_BYTES = 280 * 1024
 """Room for one op; all of them stay under 4 MB."""
 
@@ -55,6 +57,8 @@ def export(folder: Path, ops: Iterable[str]) -> int:
                 continue
             seed = case_seed(0, case.name)
             call = spec.build(case.params, seed)
+            if sum(storage.size for storage in geometry(call)) > MAX_SPREAD_BYTES:
+                continue
             wanted = wanted_outputs(spec, call)
             size = casefile.call_bytes(call) + sum(
                 tensor.numel() * tensor.element_size() for tensor in wanted.values()

@@ -517,7 +517,8 @@ class DraftArgmaxExchange:
             nan_policy=self.nan_policy,
             clear_others=True,
         )
-        self._all_reduce(buffer)
+        if rows:
+            self._all_reduce(buffer)
         return finalize_argmax(
             buffer,
             positions=positions,

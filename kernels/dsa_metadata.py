@@ -631,9 +631,10 @@ class _Batch:
         _check("req_to_token", req_to_token, (torch.int32,), (0, 0))
         self.req_to_token = req_to_token
         self.device = req_to_token.device
-        self.bs: int = indices["seq_lens"].shape[0] if indices["seq_lens"].dim() == 1 else 0
         for name, tensor in indices.items():
             _check(name, tensor, (torch.int32, torch.int64), (0,), self.device)
+        self.bs: int = indices["seq_lens"].shape[0]
+        for name, tensor in indices.items():
             if tensor.shape[0] != self.bs:
                 raise ValueError(f"{name} has {tensor.shape[0]} entries, seq_lens {self.bs}")
         if max_len <= 0:

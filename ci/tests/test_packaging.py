@@ -21,6 +21,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# One wheel for all: its tests stay in one process.
+pytestmark = pytest.mark.xdist_group("packaging")
+
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]

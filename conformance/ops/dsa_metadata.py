@@ -98,7 +98,7 @@ class _Maker:
 
     def req_to_token(self) -> Tensor:
         # One row more than is named: row 0 is also where padded requests point.
-        rows = 1 + max(self.params["pool_rows"], default=0)
+        rows = self.params.get("pool_size", 1 + max(self.params["pool_rows"], default=0))
         tokens = self._matrix(rows, self.params["max_len"] + self.params["wider"])
         # The largest slots are among them; none is negative.
         tokens.copy_(
@@ -247,11 +247,13 @@ def replays(params: Params) -> list[Params]:
         extends = params["extends"]
         for change, other in zip(
             changes,
-            ([extend + 1 for extend in extends], extends[::-1], extends, [0] * bs),
+            ([min(extend + 1, INT32_MAX) for extend in extends], extends[::-1], extends, [0] * bs),
             strict=True,
         ):
             change["extends"] = other
-    return [{**params, **change} for change in changes]
+    # The map keeps its rows when the padding points elsewhere.
+    size = 1 + max(pool_rows, default=0)
+    return [{**params, "pool_size": size, **change} for change in changes]
 
 
 # ---------------------------------------------------------------- what all four have in common
@@ -411,11 +413,10 @@ def _drawn(draw: st.DrawFn, most_requests: int = 4) -> dict[str, Any]:
 STRIDES: dict[str, Literal["rows", "any"]] = {
     "seq_lens": "any",
     "req_pool_indices": "any",
-    "extend_seq_lens": "any",
     "req_to_token": "any",
-    "page_table_1": "any",
-    "real_page_table": "any",
 }
+
+TABLE_STRIDES: dict[str, Literal["rows", "any"]] = {"page_table_1": "any", "real_page_table": "any"}
 
 COLUMNS_RULE = (
     "columns [0, min(max_len, 128 * ceil(KV / 128))) of a request's rows receive req_to_token"
@@ -729,7 +730,7 @@ DECODE = OpSpec(
     ],
     bad_input_params=_params([5, 129], 200, excess=0),
     replays=replays,
-    strides=STRIDES,
+    strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench("dsa_decode_metadata", "decode", 1),
 )
 
@@ -809,7 +810,7 @@ VERIFY = OpSpec(
     ],
     bad_input_params=_verify_params([5, 129], 200, next_n=3, excess=0),
     replays=replays,
-    strides={**STRIDES, "paged_mqa_ctx_lens_2d": "any"},
+    strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench(
         "dsa_target_verify_metadata",
         "verify",
@@ -976,7 +977,7 @@ EXTEND = OpSpec(
     ],
     bad_input_params=_extend_params([5, 129], [2, 3], excess=0),
     replays=replays,
-    strides=STRIDES,
+    strides={**STRIDES, **TABLE_STRIDES, "extend_seq_lens": "any"},
     bench=_bench(
         "dsa_draft_extend_metadata",
         "extend",

@@ -34,14 +34,6 @@ def holds_little(x_ptr, out_ptr, count: tl.constexpr):
 
 
 @triton.jit
-def shares_much(x_ptr, out_ptr, count: tl.constexpr):
-    row, column = tl.arange(0, count)[:, None], tl.arange(0, count)[None, :]
-    x = tl.load(x_ptr + row * count + column).to(tl.float32)
-    # The threads that load a row are not those that store a column.
-    tl.store(out_ptr + row + column * count, x)
-
-
-@triton.jit
 def does_not_compile(x_ptr, out_ptr, count: tl.constexpr):
     tl.static_assert(count == 0, "made to fail")
 
@@ -55,5 +47,4 @@ def c128_cleanup(states: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
     """Launch each once; one launch leaves an option open."""
     _launch(holds_too_much, states, ELEMENTS, num_warps=WARPS, enable_fp_fusion=False)
     _launch(holds_little, states, 256, num_warps=4, enable_fp_fusion=False)
-    _launch(shares_much, states, 256, num_warps=8, enable_fp_fusion=False)
     _launch(does_not_compile, states, 1, num_warps=1)

@@ -180,7 +180,7 @@ def test_a_hang_a_crash_and_a_lost_process_are_one_failed_line_each_and_the_run_
     report = tmp_path / "report.json"
     done = plugin(
         *("--dp-impl", str(path), "--dp-timeout=4", f"--dp-json={report}"),
-        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_1)"),
+        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_one)"),
         folder=tmp_path,
     )
     found = {line["case"]: line for line in results(report)}
@@ -192,7 +192,7 @@ def test_a_hang_a_crash_and_a_lost_process_are_one_failed_line_each_and_the_run_
     assert "the process that ran it crashed" in found["layers_65"]["detail"]
     assert found["ring_of_100"]["status"] == "failed"
     assert "could not be interrupted" in found["ring_of_100"]["detail"]
-    assert found["ring_of_1"]["status"] == "passed"
+    assert found["ring_of_one"]["status"] == "passed"
 
 
 def test_a_wild_write_is_one_failed_line(tmp_path: Path) -> None:

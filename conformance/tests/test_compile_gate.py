@@ -59,10 +59,19 @@ def test_gate_passes_a_kernel_that_does_not_spill(controls: Report) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_gate_refuses_a_kernel_where_it_needs_more_shared_memory_than_there_is(
-    controls: Report,
-) -> None:
-    assert faulty(controls, "shares_much") == {"hip:gfx942"}
+def test_gate_reads_the_shared_memory_that_a_reduction_over_warps_needs(controls: Report) -> None:
+    for kernel in of_kernel(controls, "holds_too_much").values():
+        assert kernel.shared > 0
+    for kernel in of_kernel(controls, "holds_little").values():
+        assert kernel.shared == 0
+
+
+@pytest.mark.parametrize("target", compile_gate.TARGETS)
+def test_gate_refuses_a_byte_of_shared_memory_more_than_there_is(target: str) -> None:
+    for more in (0, 1):
+        shared = compile_gate.SHARED_BYTES[target] + more
+        kernel = Compiled("op", "triton", "case", True, target=target, shared=shared)
+        assert len(compile_gate.faults(Report("", [kernel], []))) == more
 
 
 @pytest.mark.timeout(300)
@@ -99,8 +108,8 @@ def test_gate_refuses_a_run_that_compiled_nothing() -> None:
 @pytest.mark.timeout(120)
 def test_gate_tells_that_a_launcher_raised(tmp_path: Path) -> None:
     file = tmp_path / "raises.py"
-    file.write_text("def c128_cleanup(*args, **kwargs):\n    raise KeyError('made to fail')\n")
-    report = compile_gate.compile_kernels(["c128_cleanup"], [str(file)])
+    file.write_text("def dsa_decode_metadata(**kwargs):\n    raise KeyError('made to fail')\n")
+    report = compile_gate.compile_kernels(["dsa_decode_metadata"], [str(file)])
     assert report.kernels
     assert all("made to fail" in kernel.error for kernel in report.kernels)
     assert len(compile_gate.faults(report)) == len(report.kernels)

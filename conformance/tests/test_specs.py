@@ -1,0 +1,105 @@
+"""Every op spec is whole: its cases build, its replays replay, its files stand in each room."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftproof.conformance import vectors
+from draftproof.conformance.calls import geometry, leaves
+from draftproof.conformance.checks import Subject, case_seed, effect_of, path_matches, replays_of
+from draftproof.conformance.plugin import ROOT
+from draftproof.conformance.spec import CHECKS, OpSpec, load_mutants, load_specs
+
+SPECS = load_specs()
+LARGE_BYTES = 1 << 26
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_every_room_holds_the_op(spec: OpSpec) -> None:
+    for place in spec.implementations.values():
+        module, attribute = place.split(":")
+        assert callable(getattr(importlib.import_module(module), attribute))
+    importlib.import_module(f"draftproof.conformance.crosscheck.{spec.family}")
+    importlib.import_module(f"draftproof.conformance.mutants.{spec.family}")
+    assert (ROOT / "conformance" / "tests" / f"test_{spec.family}.py").is_file()
+    assert (ROOT / "docs" / "ops" / f"{spec.family}.md").is_file()
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_the_same_params_and_seed_give_the_same_bytes(spec: OpSpec) -> None:
+    one, other = (spec.build(spec.bad_input_params, 7) for _ in range(2))
+    assert geometry(one) == geometry(other)
+    for path, tensor in leaves(one).items():
+        left, right = (t.contiguous().view(torch.uint8) for t in (tensor, leaves(other)[path]))
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_every_case_has_replays_of_its_own_geometry(spec: OpSpec) -> None:
+    subject = Subject(spec, spec.oracle, "oracle", torch.device("cpu"))
+    checked = 0
+    for case in spec.cases:
+        if case.device is not None or case.profile == "soak":
+            continue
+        call = spec.build(case.params, case_seed(0, case.name))
+        if sum(storage.size for storage in geometry(call)) > LARGE_BYTES:
+            continue
+        replays_of(subject, case, call)
+        checked += 1
+    assert checked > 0
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_every_effect_names_something_and_every_stride_too(spec: OpSpec) -> None:
+    named: set[str] = set()
+    paths: set[str] = set()
+    for case in spec.cases:
+        if case.device is not None or case.profile != "quick":
+            continue
+        call = spec.build(case.params, case_seed(0, case.name))
+        found = {*leaves(call), *vectors.wanted_outputs(spec, call)}
+        paths |= found
+        named |= {effect.paths for path in found if (effect := effect_of(spec, path))}
+    assert named == {effect.paths for effect in spec.effects}
+    for pattern in spec.strides:
+        assert any(path_matches(path, pattern) for path in paths)
+
+
+def test_mutants_name_known_ops_and_checks_and_each_fault_once() -> None:
+    mutants, variants = load_mutants()
+    names = [(subject.op, subject.name) for subject in (*mutants, *variants)]
+    assert len(set(names)) == len(names)
+    for mutant in mutants:
+        assert mutant.op in SPECS
+        assert mutant.killed_by
+        assert set(mutant.killed_by) <= set(CHECKS)
+
+
+def test_golden_vectors_of_every_op_agree_with_the_oracles_and_stay_small(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert vectors.check(SPECS) == 0, capsys.readouterr().out
+    size = sum(path.stat().st_size for path in vectors.FOLDER.rglob("*") if path.is_file())
+    assert size < 4_000_000
+
+
+def test_an_altered_golden_vector_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = next(iter(SPECS))
+    assert vectors.export(tmp_path, [name]) == 0
+    assert vectors.check([name], tmp_path) == 0
+    victim = next((tmp_path / name).glob("*.safetensors"))
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    assert vectors.check([name], tmp_path) == 1
+    assert f"{victim.name}: missing or altered" in capsys.readouterr().out
+    victim.unlink()
+    (tmp_path / name / "stray.json").write_text("{}")
+    assert vectors.check([name], tmp_path) == 1
+    assert "stray.json: not in the manifest" in capsys.readouterr().out
