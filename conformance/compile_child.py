@@ -300,8 +300,8 @@ def compile_launch(launch: Launch, target: GPUTarget, *, disassemble: bool) -> C
         aligned=launch.aligned,
         kernel=launch.function.fn.__qualname__,
         constants=", ".join(
-            f"{names[path[0]]}={getattr(value, '__name__', value)}"
-            for path, value in sorted(source.constants.items())
+            f"{names[first]}{''.join(f'[{i}]' for i in inner)}={getattr(value, '__name__', value)}"
+            for (first, *inner), value in sorted(source.constants.items())
         ),
         target=f"{target.backend}:{target.arch}",
         warps=options["num_warps"],

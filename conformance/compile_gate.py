@@ -222,10 +222,10 @@ def _print(report: Report) -> None:
     table = Table(title="registers/stack bytes/spills/shared bytes")
     table.add_column("", justify="right")
     for target in targets:
-        table.add_column(target, justify="right")
+        table.add_column(target, justify="right", overflow="fold")
     rows: dict[str, dict[str, str]] = {}
     for kernel in report.kernels:
-        name = f"{kernel.kernel}[{kernel.constants}], {kernel.warps} warps"
+        name = f"{kernel.kernel}[{kernel.constants}], num_warps={kernel.warps}"
         name += "" if kernel.aligned else ", off alignment"
         needs = (kernel.registers, kernel.stack, kernel.spills, kernel.shared)
         cell = "fails" if kernel.error else "/".join(map(str, needs))

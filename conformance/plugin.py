@@ -7,6 +7,7 @@ suite; in others it does nothing but offer its options.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import shutil
@@ -383,6 +384,13 @@ def _job_of(node: str) -> Any:
 
 
 # ---------------------------------------------------------------- running
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what was imported out of garbage collection: every graph capture collects in full."""
+    if session.config.stash.get(_SETTINGS, None) is not None:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -56,7 +57,11 @@ def _partials_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     SLOTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        # The pick may be put in place while this runs; it waits for the end of it.
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1).to(tl.int64)
     begin = split * (TILE * TILES)
@@ -123,7 +128,10 @@ def _finalize_kernel(
     candidates,
     CANDIDATES: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, CANDIDATES)
     lane = tl.arange(0, LANES)
@@ -151,6 +159,21 @@ def _finalize_kernel(
     tl.store(positions + row, position + 1)
     if HAS_DRAFT:
         tl.store(draft_tokens + row * draft_stride + draft_column, token)
+
+
+@functools.cache
+def launches_overlap(device: torch.device) -> bool:
+    """Say whether a kernel's launch may overlap the one before it (Hopper and later, compiled).
+
+    The overlap hides the launch latency of the pick, which is most of its time.
+    """
+    return (
+        device.type == "cuda"
+        and not INTERPRETED
+        and torch.version.hip is None
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 def exchange_splits(rows: int, width: int) -> int:
@@ -266,6 +289,7 @@ def argmax_partials(
         TILE=tile,
         TILES=max(1, triton.cdiv(width, splits * tile)),
         SLOTS=triton.next_power_of_2(ranks) if clear_others else 1,
+        OVERLAPS=launches_overlap(buffer.device),
         num_warps=4,
         enable_fp_fusion=False,
     )
@@ -314,6 +338,7 @@ def finalize_argmax(
 
     topk_p = torch.empty(rows, 1, dtype=torch.float32, device=buffer.device)
     topk_index = torch.empty(rows, 1, dtype=torch.int64, device=buffer.device)
+    overlaps = launches_overlap(buffer.device)
     if rows:
         _finalize_kernel[rows,](
             buffer,
@@ -326,8 +351,11 @@ def finalize_argmax(
             ranks * splits,
             CANDIDATES=triton.next_power_of_2(ranks * splits),
             HAS_DRAFT=draft_tokens is not None,
+            OVERLAPS=overlaps,
             num_warps=1,
             enable_fp_fusion=False,
+            # Only NVIDIA's backend knows the option.
+            **({"launch_pdl": True} if overlaps else {}),
         )
     return topk_p, topk_index
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -48,22 +50,27 @@ def damaged(out: Path) -> Ran:
         return run(out, url, "arithmetic")
 
 
-def compare(a: Ran, b: Ran, *arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["compare", str(a.folder), str(b.folder), *arguments])
-    return done.exit_code, done.stdout
+def compare(out: Path, a: Ran, b: Ran) -> tuple[int, dict[str, Any]]:
+    """Exit code and content of a comparison."""
+    told = out / "comparison.json"
+    done = CliRunner().invoke(app, ["compare", str(a.folder), str(b.folder), "--json", str(told)])
+    return done.exit_code, json.loads(told.read_text())
 
 
-def test_a_model_with_damaged_weights_is_worse(arithmetic: list[Ran], damaged: Ran) -> None:
+def test_a_model_with_damaged_weights_is_worse(
+    tmp_path: Path, arithmetic: list[Ran], damaged: Ran
+) -> None:
     assert (arithmetic[0].code, damaged.code) == (0, 0)
-    code, said = compare(arithmetic[0], damaged)
-    assert code == 1
-    assert "verdict: worse" in said.lower()
+    code, comparison = compare(tmp_path, arithmetic[0], damaged)
+    assert (code, comparison["verdict"]) == (1, "worse")
 
 
-def test_a_model_is_not_worse_than_itself(arithmetic: list[Ran]) -> None:
-    code, said = compare(*arithmetic)
+def test_a_model_is_not_worse_than_itself(tmp_path: Path, arithmetic: list[Ran]) -> None:
+    code, comparison = compare(tmp_path, *arithmetic)
     assert code == 0
-    assert "no worse" in said or ("cannot tell" in said and "questions would tell" in said)
+    assert comparison["verdict"] in ("no worse", "cannot tell")
+    if comparison["verdict"] == "cannot tell":
+        assert comparison["would_tell"]["questions"] > 96
 
 
 def test_gsm8k_runs_end_to_end(out: Path, intact: str) -> None:
