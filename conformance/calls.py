@@ -343,8 +343,13 @@ class Placement:
             self._blocks.append(_Block(storage, memory, start))
             for leaf in storage.leaves:
                 self.views[leaf.path] = leaf.view(memory, start)
-        self.args: dict[str, Any] = replace(call, lambda path, _: self.views[path])
+        self.args: dict[str, Any] = self.laid(call)
         self.load(call)
+
+    def laid(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of the same geometry, its scalars included, in this memory."""
+        arguments: dict[str, Any] = replace(call, lambda path, _: self.views[path])
+        return arguments
 
     def load(self, call: Mapping[str, Any]) -> None:
         """Poison everything again and copy in the content of a call of the same geometry."""

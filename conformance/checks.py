@@ -28,6 +28,7 @@ from draftproof.conformance.calls import (
     leaves,
     restride,
     scalars,
+    walk,
 )
 from draftproof.conformance.judges import Anything, Bits, Judge, Look, differing, same_bits, show
 from draftproof.conformance.spec import (
@@ -229,9 +230,17 @@ class _Run:
         if isinstance(due, tuple) and isinstance(got, (list, tuple)) and len(got) == len(due):
             got = type(due)(*got) if hasattr(due, "_fields") else tuple(got)
         try:
-            return leaves(got, "return")
+            returned = leaves(got, "return")
         except TypeError as error:
             raise Violation(f"returned something that holds no tensors: {error}") from error
+        device = next(tensor.device for tensor in self.placement.views.values())
+        for path, tensor in returned.items():
+            if tensor.device != device or tensor.layout is not torch.strided:
+                raise Violation(
+                    f"{path}: a dense tensor on {device} is due, not a {tensor.layout} one on "
+                    f"{tensor.device}"
+                )
+        return returned
 
 
 def _synchronize(device: torch.device) -> None:
@@ -241,13 +250,35 @@ def _synchronize(device: torch.device) -> None:
 
 def _invoke(subject: Subject, args: dict[str, Any]) -> Any:
     """Call the implementation; whatever it raises on a legal call is a violation."""
+    before = _frame(args)
     try:
         with interpreter.quicker():
             returned = subject.function(**args)
         _synchronize(subject.device)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Violation(_raised(error)) from error
+    after = _frame(args)
+    changed = sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
+    if changed:
+        raise Violation(
+            f"{changed[0]}: the caller's own object was changed: {before.get(changed[0])} became "
+            f"{after.get(changed[0])} (address, shape, strides)"
+        )
     return returned
+
+
+def _frame(args: Mapping[str, Any]) -> dict[str, object]:
+    """What a call is made of beside its bytes: where each tensor stands, and every scalar.
+
+    A tensor that was moved to other memory (`x.data = ...`, `x.set_`), or replaced in its list,
+    holds the right values where nobody who holds the old memory sees them.
+    """
+    return {
+        path: (hex(value.data_ptr()), tuple(value.shape), value.stride(), value.dtype)
+        if isinstance(value, Tensor)
+        else value
+        for path, value in walk(args)
+    }
 
 
 def _raised(error: BaseException) -> str:
@@ -626,6 +657,12 @@ def check_repeat(subject: Subject, case: Case) -> None:
         run = _Run(placement, _invoke(subject, placement.args), [])
         due = _wanted(subject, other)
         _repeat_hold(subject, [call, other], due, run, f"changed inputs {number}, same memory")
+    if subject.spec.rescale:
+        other = subject.spec.rescale(call)
+        placement.load(other)
+        run = _Run(placement, _invoke(subject, placement.laid(other)), [])
+        due = _wanted(subject, other)
+        _repeat_hold(subject, [call, other], due, run, "other numbers, same memory")
     if subject.device.type == "cuda":
         placement.load(call)
         stream = torch.cuda.Stream(subject.device)
@@ -873,7 +910,8 @@ def replay_target(content: casefile.CaseFile, spec: OpSpec) -> Target:
             # The same memory for all of them, as in the check that found it.
             placement.load(call)
             wanted = _wanted(subject, call)
-            _hold(subject, call, wanted, _Run(placement, _invoke(subject, placement.args), []))
+            run = _Run(placement, _invoke(subject, placement.laid(call)), [])
+            _hold(subject, call, wanted, run)
         for call in calls:
             for shifted in (False, True):
                 for poison in POISONS:

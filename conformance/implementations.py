@@ -190,7 +190,14 @@ def probe(name: str, ops: list[str], *, seconds: float = PROBE_SECONDS) -> Provi
     """
     command = [sys.executable, "-c", _PROBE, name, json.dumps(ops)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Provided((), f"--impl {name}: importing it took longer than {seconds:g} s")
     for line in done.stdout.splitlines():
@@ -204,11 +211,14 @@ def probe(name: str, ops: list[str], *, seconds: float = PROBE_SECONDS) -> Provi
 
 _MARK = "draftproof-probe:"
 _PROBE = """
-import json, sys
+import json, os, sys
 if sys.path and sys.path[0] in ("", "."):
     del sys.path[0]
 from draftproof.conformance import implementations
-print(implementations.probe_here(sys.argv[1], json.loads(sys.argv[2])))
+found = implementations.probe_here(sys.argv[1], json.loads(sys.argv[2]))
+# On a line of its own, whatever the import printed; and at once, whatever threads it started.
+print("\\n" + found, flush=True)
+os._exit(0)
 """
 
 

@@ -361,16 +361,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     settings = config.stash.get(_SETTINGS, None)
     if settings is None or settings.provided is None:
         return
-    limit = _limit(config)
     for item in items:
-        if _job_of(item.nodeid) is not None:
-            item.add_marker(pytest.mark.timeout(limit, method="signal"))
+        if (job := _job_of(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.timeout(_limit(config, job), method="signal"))
 
 
-def _limit(config: pytest.Config) -> float:
+def _limit(config: pytest.Config, job: Any) -> float:
+    """How long a job may take, in seconds."""
     from draftproof.conformance.session import TIMEOUT_SECONDS
+    from draftproof.conformance.spec import load_specs
 
-    return config.option.dp_timeout or TIMEOUT_SECONDS[config.option.dp_profile]
+    if config.option.dp_timeout:
+        return config.option.dp_timeout
+    own = [case.seconds for case in load_specs()[job.op].cases if case.name == job.case]
+    return max(TIMEOUT_SECONDS[config.option.dp_profile], *own, 0)
 
 
 def _job_of(node: str) -> Any:
@@ -397,11 +401,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         settings is None
         or settings.scratch is None
         or not hasattr(item.config, "workerinput")
-        or _job_of(item.nodeid) is None
+        or (job := _job_of(item.nodeid)) is None
     ):
         return (yield)
+    limit = _limit(item.config, job) + GRACE_SECONDS
     with (Path(settings.scratch) / "watchdog").open("w") as file:
-        faulthandler.dump_traceback_later(_limit(item.config) + GRACE_SECONDS, exit=True, file=file)
+        faulthandler.dump_traceback_later(limit, exit=True, file=file)
         try:
             return (yield)
         finally:
@@ -444,7 +449,7 @@ def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
     hung = watchdog.is_file() and "Timeout" in watchdog.read_text(errors="replace")
     if hung:
         watchdog.write_text("")
-    what = f"exceeded {_limit(config):g} s and could not be interrupted" if hung else "crashed"
+    what = f"exceeded {_limit(config, job):g} s and could not be interrupted" if hung else "crashed"
     detail = (
         f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
         f"the process that ran it {what}"
@@ -485,7 +490,7 @@ class Gatherer:
                 return
         if report.failed:
             strike(settings, job)
-            report.longrepr = _unfinished(report, job, settings, _limit(self.config))
+            report.longrepr = _unfinished(report, job, settings, _limit(self.config, job))
             seconds = round(getattr(report, "duration", 0.0), 4)
             name = settings.implementation
             gathered.results.append(

@@ -81,6 +81,9 @@ class Case:
         "cuda" if the case can only run there (memory, grid size); skipped elsewhere, and said so.
     tags : tuple of str
         Free labels, such as "nonfinite".
+    seconds : float
+        Time that one of its checks may take at least, where the profile's limit is shorter: for
+        the few sizes that small blocks make slow under the interpreter.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Case:
     noop: bool = False
     device: Literal["cuda"] | None = None
     tags: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,10 @@ class OpSpec:
         `replays(params) -> list of params`: calls of the same geometry with other content, for the
         checks *graph* and *repeat*; at least three. Python scalars must be equal in all (a graph
         captures them). None: the same params with other seeds.
+    rescale : callable, optional
+        `rescale(args) -> args`: the same tensors with other Python scalars, still a legal call, for
+        the check *repeat*: what an implementation keeps by address or by shape must not outlive
+        the numbers it was made from.
     strides : mapping of str to str
         Pattern of leaf paths to what the op allows: "rows" (unit stride in the last dimension
         only), "any" (every dimension). Leaves not named are contiguous; their base may still
@@ -209,6 +217,7 @@ class OpSpec:
     bad_inputs: Sequence[BadInput]
     bad_input_params: Params
     replays: Callable[[Params], list[Params]] | None = None
+    rescale: Callable[[Args], Args] | None = None
     strides: Mapping[str, Literal["rows", "any"]] = field(default_factory=dict)
     bench: Callable[[], list[BenchPoint]] | None = None
 

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from draftproof.conformance.plugin import PROPERTY, leave_lost_device
-from draftproof.conformance.session import Job, Runner
+from draftproof.conformance.session import Job, Result, Runner
+
+ENDINGS = (
+    pytest.skip.Exception,
+    pytest.xfail.Exception,
+    pytest.exit.Exception,
+    SystemExit,
+    KeyboardInterrupt,
+)
+"""What would end a test, or the whole run, as if nothing were wrong."""
 
 
 def test_op(
@@ -19,7 +28,16 @@ def test_op(
     request: pytest.FixtureRequest,
 ) -> None:
     """The implementation under test keeps the op's contract in this check of this case."""
-    result = dp_runner.run(dp_job)
+    try:
+        result = dp_runner.run(dp_job)
+    except ENDINGS as error:
+        if isinstance(error, KeyboardInterrupt) and not hasattr(request.config, "workerinput"):
+            raise
+        # None of them comes from the suite: the implementation may not end or pass its own check.
+        # (A user's interrupt reaches the controlling process, too.)
+        reason = f"the implementation raised {type(error).__name__}: {error}"
+        name = dp_runner.settings.implementation
+        result = Result(dp_job.op, dp_job.check, dp_job.case, name, "failed", detail=reason)
     if result.status in ("failed", "error"):
         leave_lost_device(request.config, result.detail)
     record_property(PROPERTY, dataclasses.asdict(result))

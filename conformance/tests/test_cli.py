@@ -13,6 +13,7 @@ import pytest
 
 from draftproof.conformance import casefile
 from draftproof.conformance.checks import case_seed
+from draftproof.conformance.implementations import probe
 from draftproof.conformance.spec import load_specs
 
 OP = "c128_cleanup"
@@ -206,6 +207,41 @@ def test_a_wild_write_is_one_failed_line(tmp_path: Path) -> None:
     found = {line["case"]: line["status"] for line in results(report)}
     assert done.returncode == 1
     assert found == {"layers_64": "failed", "layers_65": "passed"}
+
+
+def test_an_implementation_cannot_skip_or_end_its_own_check(tmp_path: Path) -> None:
+    path = implementation(
+        tmp_path,
+        "import pytest\n"
+        "    if len(states) == 64: pytest.skip('hard')\n"
+        "    if len(states) == 65: pytest.xfail('hard')\n"
+        "    if ring_size == 100: raise SystemExit\n"
+        "    if ring_size == 1: raise KeyboardInterrupt",
+    )
+    report = tmp_path / "report.json"
+    done = plugin(
+        *("--dp-impl", str(path), f"--dp-json={report}"),
+        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_one or half_3)"),
+        folder=tmp_path,
+    )
+    found = {line["case"]: line["status"] for line in results(report)}
+    assert done.returncode == 1, done.stdout
+    assert found == {
+        **dict.fromkeys(("layers_64", "layers_65", "ring_of_100", "ring_of_one"), "failed"),
+        "half_3": "passed",
+    }
+
+
+def test_noise_and_threads_at_import_do_no_harm(tmp_path: Path) -> None:
+    path = implementation(tmp_path)
+    path.write_text(
+        "import os, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(300,)).start()\n"
+        "sys.stdout.write('no newline'); sys.stdout.flush(); os.write(1, b'\\xff\\xfe')\n"
+        + path.read_text()
+    )
+    found = probe(str(path), [OP])
+    assert (found.ops, found.problem) == ((OP,), None)
 
 
 def test_an_op_that_keeps_crashing_is_not_run_to_the_end(tmp_path: Path) -> None:

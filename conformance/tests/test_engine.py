@@ -167,7 +167,32 @@ def test_an_output_exchanged_in_its_container_does_not_count_as_written() -> Non
         bad_input_params={},
     )
     assert failures(oracle, "eager", spec=spec) == ""
-    assert "box.out: 3 of 3 elements are wrong" in failures(cheat, "eager", spec=spec)
+    assert "box.out: the caller's own object was changed" in failures(cheat, "eager", spec=spec)
+
+
+def test_an_output_moved_to_other_memory_does_not_count_as_written() -> None:
+    def moved(counter: Tensor, **_: Any) -> None:
+        counter.data = counter.clone()
+
+    def rebound(out: Tensor, **_: Any) -> None:
+        out.set_(out.clone())
+
+    for function, name in ((after(moved), "counter"), (after(rebound), "out")):
+        assert f"{name}: the caller's own object was changed" in failures(function, "eager")
+
+
+def test_a_result_without_data_on_the_device_is_a_failure() -> None:
+    def function(**args: Any) -> Tensor:
+        return double_live(**args).to("meta")
+
+    assert "is due, not a torch.strided one on meta" in failures(function, "eager")
+
+
+def test_a_call_that_ends_the_process_in_good_order_is_a_failure() -> None:
+    def function(**args: Any) -> None:
+        raise SystemExit(0)
+
+    assert "a legal call raised SystemExit: 0" in failures(function, "eager")
 
 
 # ---------------------------------------------------------------- guards
@@ -319,6 +344,23 @@ def test_repeat_sees_results_that_differ_between_runs_within_the_contract() -> N
     function = after(lambda out, **_: out.add_(float(next(drift))))
     assert failures(function, "eager", spec=spec) == ""
     assert "calls 1 and 2 differ" in failures(function, "repeat", spec=spec)
+
+
+def test_repeat_sees_a_number_remembered_by_shape(tmp_path: Path) -> None:
+    spec = dataclasses.replace(SPEC, rescale=lambda args: {**args, "scale": args["scale"] + 1})
+    known: dict[torch.Size, float] = {}
+
+    def function(x: Tensor, *, scale: float, **tensors: Tensor) -> Tensor:
+        return double_live(x, **tensors, scale=known.setdefault(x.shape, scale))
+
+    assert statuses(double_live, "repeat", spec=spec) == {"passed"}
+    failed = [o for o in run(function, "repeat", spec=spec, failures=tmp_path) if o.detail]
+    assert "other numbers, same memory" in failed[0].detail
+    assert failed[0].case_file is not None
+    content = casefile.read(failed[0].case_file)
+    known.clear()
+    again = Subject(spec, function, "toy", DEVICE)
+    assert run_target(again, replay_target(content, spec)).status == "failed"
 
 
 def test_repeat_sees_an_answer_remembered_by_address() -> None:
