@@ -826,11 +826,6 @@ def _check_shards(shards: Sequence[torch.Tensor]) -> None:
                 f"logits_shards[{i}] must have the rows, type and device of logits_shards[0], "
                 f"{_shown(shards[0])}, not {_shown(shard)}"
             )
-    if not runs_triton(shards[0].device):
-        raise ValueError(
-            f"logits_shards are on {shards[0].device}, where Triton runs only under its "
-            "interpreter (TRITON_INTERPRET=1 before triton is imported)"
-        )
 
 
 def _check_vocab(vocab_size: int) -> None:
@@ -902,3 +897,8 @@ def check_arguments(
     _check_outputs(
         shards[0].shape[0], shards[0].device, positions, draft_tokens, draft_token_column
     )
+    if not runs_triton(shards[0].device):
+        raise ValueError(
+            f"logits_shards are on {shards[0].device}, where Triton runs only under its "
+            "interpreter (TRITON_INTERPRET=1 before triton is imported)"
+        )
