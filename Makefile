@@ -36,5 +36,7 @@ lint: setup
 	@failed=0; for check in "ruff check ." "ruff format --check ." "mypy"; do \
 		echo "$$check"; $(BIN)/python -m $$check || failed=1; done; exit $$failed
 
+include accuracy/accuracy.mk
+
 clean:
 	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .benchmarks

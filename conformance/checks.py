@@ -248,21 +248,25 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _invoke(subject: Subject, args: dict[str, Any]) -> Any:
-    """Call the implementation; whatever it raises on a legal call is a violation."""
+def _invoke(subject: Subject, args: dict[str, Any], *calls: Mapping[str, Any]) -> Any:
+    """Call the implementation; whatever it raises on a legal call is a violation.
+
+    `calls` are what a case file of such a violation holds.
+    """
     before = _frame(args)
     try:
         with interpreter.quicker():
             returned = subject.function(**args)
         _synchronize(subject.device)
     except (Exception, SystemExit) as error:
-        raise Violation(_raised(error)) from error
+        raise Violation(_raised(error), calls) from error
     after = _frame(args)
     changed = sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
     if changed:
         raise Violation(
             f"{changed[0]}: the caller's own object was changed: {before.get(changed[0])} became "
-            f"{after.get(changed[0])} (address, shape, strides)"
+            f"{after.get(changed[0])} (address, shape, strides)",
+            calls,
         )
     return returned
 
@@ -302,7 +306,7 @@ def _execute(
     if heap_byte is not None and heap_like:
         _poison_heap(heap_like, subject.device, heap_byte)
     with memcheck.watched(placement.extents()) as faults:
-        returned = _invoke(subject, placement.args)
+        returned = _invoke(subject, placement.args, call)
     return _Run(placement, returned, faults)
 
 
@@ -601,7 +605,7 @@ def _graph(subject: Subject, calls: Sequence[Mapping[str, Any]]) -> None:
     with torch.cuda.stream(side):
         for _ in range(2):
             placement.load(calls[0])
-            _invoke(subject, placement.args)
+            _invoke(subject, placement.args, calls[0])
     torch.cuda.current_stream(device).wait_stream(side)
     placement.load(calls[0])
     _synchronize(device)
@@ -646,7 +650,7 @@ def check_repeat(subject: Subject, case: Case) -> None:
     same, changed = REPEATS[subject.profile]
     for number in range(same):
         placement.load(call)
-        run = _Run(placement, _invoke(subject, placement.args), [])
+        run = _Run(placement, _invoke(subject, placement.args, call), [])
         _hold(subject, call, wanted, run, f"call {number + 1} on the same inputs")
         got = _copies({**placement.views, **run.returned(wanted)})
         if first is None:
@@ -654,13 +658,13 @@ def check_repeat(subject: Subject, case: Case) -> None:
         _hold_alike(subject, call, wanted, first, got, f"calls 1 and {number + 1} differ")
     for number, other in enumerate(replays_of(subject, case, call)[:changed]):
         placement.load(other)
-        run = _Run(placement, _invoke(subject, placement.args), [])
+        run = _Run(placement, _invoke(subject, placement.args, call), [])
         due = _wanted(subject, other)
         _repeat_hold(subject, [call, other], due, run, f"changed inputs {number}, same memory")
     if subject.spec.rescale:
         other = subject.spec.rescale(call)
         placement.load(other)
-        run = _Run(placement, _invoke(subject, placement.laid(other)), [])
+        run = _Run(placement, _invoke(subject, placement.laid(other), call, other), [])
         due = _wanted(subject, other)
         _repeat_hold(subject, [call, other], due, run, "other numbers, same memory")
     if subject.device.type == "cuda":
@@ -668,7 +672,7 @@ def check_repeat(subject: Subject, case: Case) -> None:
         stream = torch.cuda.Stream(subject.device)
         stream.wait_stream(torch.cuda.current_stream(subject.device))
         with torch.cuda.stream(stream):
-            run = _Run(placement, _invoke(subject, placement.args), [])
+            run = _Run(placement, _invoke(subject, placement.args, call), [])
         torch.cuda.current_stream(subject.device).wait_stream(stream)
         _hold(subject, call, wanted, run, "on another stream")
 
@@ -910,7 +914,7 @@ def replay_target(content: casefile.CaseFile, spec: OpSpec) -> Target:
             # The same memory for all of them, as in the check that found it.
             placement.load(call)
             wanted = _wanted(subject, call)
-            run = _Run(placement, _invoke(subject, placement.laid(call)), [])
+            run = _Run(placement, _invoke(subject, placement.laid(call), call), [])
             _hold(subject, call, wanted, run)
         for call in calls:
             for shifted in (False, True):

@@ -537,6 +537,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    totals = report.totals()
+    if totals["error"] and not totals["failed"]:
+        # A fault of our own is not a mismatch.
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     if config.option.dp_json:
         import json
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftproof.conformance import casefile
 from draftproof.conformance.calls import clone, geometry
 from draftproof.conformance.checks import case_seed, effect_of, oracle_outputs
-from draftproof.conformance.judges import Look, RoundedInterval, differing
+from draftproof.conformance.judges import Bits, Look, RoundedInterval, differing
 from draftproof.conformance.spec import OpSpec, load_specs
 
 SCHEMA = "draftproof.golden/1"
@@ -95,7 +95,13 @@ def export(folder: Path, ops: Iterable[str]) -> int:
 
 def _rules(spec: OpSpec) -> list[dict[str, str]]:
     return [
-        {"paths": effect.paths, "judge": type(effect.judge).__name__, "rule": effect.rule}
+        {
+            "paths": effect.paths,
+            "judge": type(effect.judge).__name__,
+            # Whether a NaN may have any payload ("any") or must be copied bit for bit ("payload").
+            **({"nan": effect.judge.nan} if isinstance(effect.judge, Bits) else {}),
+            "rule": effect.rule,
+        }
         for effect in spec.effects
     ]
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.numerics import is_nan, score_key, widen_bf16
-from draftproof.kernels.runtime import INTERPRETED
+from draftproof.kernels.runtime import INTERPRETED, runs_triton
 
 LANES = tl.constexpr(4)
 """fp32 numbers a candidate: key >> 16, key & 0xFFFF, id & 0xFFFF, 1 + (id >> 16)."""
@@ -826,6 +826,11 @@ def _check_shards(shards: Sequence[torch.Tensor]) -> None:
                 f"logits_shards[{i}] must have the rows, type and device of logits_shards[0], "
                 f"{_shown(shards[0])}, not {_shown(shard)}"
             )
+    if not runs_triton(shards[0].device):
+        raise ValueError(
+            f"logits_shards are on {shards[0].device}, where Triton runs only under its "
+            "interpreter (TRITON_INTERPRET=1 before triton is imported)"
+        )
 
 
 def _check_vocab(vocab_size: int) -> None:

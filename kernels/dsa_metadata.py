@@ -5,9 +5,10 @@ of `max_len`; nearly all of them find nothing live and leave. The *bounded* laun
 request a few programs, which stride over its live columns. A CUDA graph can hold either: grids
 follow from shapes alone, lengths are read on the device.
 
-Program (0, 0) writes lengths and running sums. Programs (request, 1 + n) write table rows: each
-column of `req_to_token` is loaded once and stored into all rows of the request. The request is the
-fast grid axis, so programs that have something live start before those that have not.
+The first levels of the grid's second axis write lengths and running sums (one level per step, two
+in verify and extend); the levels behind them write table rows: each column of `req_to_token` is
+loaded once and stored into all rows of the request. The request is the fast grid axis, so programs
+that have something live start before those that have not.
 """
 
 from __future__ import annotations
