@@ -339,6 +339,21 @@ _LAYER_MUTANTS = [
         edit=lambda call: replace(call, states=call.states[: max(1, len(call.states) - 1)]),
     ),
     _mutant(
+        "requests_beyond_128_skipped",
+        "has a block of 128 requests",
+        edit=lambda call: replace(
+            call,
+            slots=call.slots[:128],
+            lengths=call.lengths[:128],
+            accepted=call.accepted[:128],
+        ),
+    ),
+    _mutant(
+        "drafts_beyond_64_skipped",
+        "has a block of 64 drafts",
+        edit=lambda call: replace(call, drafts=min(call.drafts, 64)),
+    ),
+    _mutant(
         "layers_beyond_64_skipped",
         "has room for 64 layers in its table",
         edit=lambda call: replace(call, states=call.states[:64]),
@@ -419,6 +434,34 @@ def _same_lengths_taken_for_done(states, req_pool_indices, seq_lens, accept_lens
     _cleared[states[0].data_ptr()] = (states[0], tuple(tensor.clone() for tensor in current))
 
 
+def _states_moved(states, req_pool_indices, seq_lens, accept_lens, **sizes):
+    fresh = [state.clone() for state in states]
+    _in_torch()(fresh, req_pool_indices, seq_lens, accept_lens, **sizes)
+    for state, cleared in zip(states, fresh, strict=True):
+        state.data = cleared
+
+
+def _lengths_of_idle_calls_not_compared(
+    states, req_pool_indices, seq_lens, accept_lens, *, ring_size, num_draft_tokens
+):
+    indices = (req_pool_indices, seq_lens, accept_lens)
+    for index in indices:
+        validate(states, index, index, index, ring_size)
+    if num_draft_tokens > 1 and len(req_pool_indices):
+        _in_torch()(states, *indices, ring_size=ring_size, num_draft_tokens=num_draft_tokens)
+
+
+_drafts: dict[Any, int] = {}
+
+
+def _drafts_kept_by_geometry(states, *indices, num_draft_tokens, **named):
+    if len(states):
+        key = (len(states), states[0].shape, states[0].dtype)
+        if num_draft_tokens > 1:
+            num_draft_tokens = _drafts.setdefault(key, num_draft_tokens)
+    _in_torch()(states, *indices, num_draft_tokens=num_draft_tokens, **named)
+
+
 _lengths: dict[int, Tensor] = {}
 
 
@@ -485,6 +528,27 @@ _FUNCTION_MUTANTS = [
         "does nothing if it was called with the same lengths before",
         ("repeat",),
         _same_lengths_taken_for_done,
+    ),
+    Mutant(
+        "states_moved",
+        OP,
+        "gives each state new memory, which who holds the old does not see",
+        ("eager",),
+        _states_moved,
+    ),
+    Mutant(
+        "lengths_of_idle_calls_not_compared",
+        OP,
+        "lets index tensors of other lengths pass if there is nothing to do",
+        ("invalid",),
+        _lengths_of_idle_calls_not_compared,
+    ),
+    Mutant(
+        "drafts_kept_by_geometry",
+        OP,
+        "keeps the number of drafts that it first saw for a shape",
+        ("repeat",),
+        _drafts_kept_by_geometry,
     ),
     Mutant(
         "graph_reads_stale_lengths",

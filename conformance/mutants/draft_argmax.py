@@ -374,6 +374,56 @@ class ReplaysStaleTokens(Exchange):
         self.memory = (places, vocab_size, policy)
 
 
+class RowsBeyond64AreLost(Exchange):
+    def across_ranks(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        keys, ids = super().across_ranks(keys, ids)
+        ids[64:] = 0
+        return keys, ids
+
+
+class NegativePositionsAreSkipped(Exchange):
+    def advance(self, positions: Tensor, *_: Any) -> None:
+        positions += positions >= 0
+
+
+class PositionsPassThroughFloat64(Exchange):
+    def advance(self, positions: Tensor, *_: Any) -> None:
+        positions.copy_((positions.double() + 1).to(positions.dtype))
+
+
+class TieOver16384ColumnsTakesLast(Exchange):
+    """Splits of a fixed width, of which there is more than one in wide shards only."""
+
+    def within_split(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.best(keys, ids)
+
+    def across_splits(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = ids // 16384
+        best = keys.amax(1, keepdim=True)
+        last = torch.where(keys == best, blocks, -1).amax(1, keepdim=True)
+        return super().across_splits(torch.where(blocks == last, keys, NO_CANDIDATE), ids)
+
+
+class VocabularyIsKept(Exchange):
+    """Keeps the vocabulary size of the first call with some memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+
+    def offer(
+        self, shards: Sequence[Tensor], rank: int, vocab_size: int, nan_policy: str
+    ) -> tuple[Tensor, Tensor]:
+        vocab_size = self.kept.setdefault(shards[0].data_ptr(), vocab_size)
+        return super().offer(shards, rank, vocab_size, nan_policy)
+
+
+class RowlessCallsAreNotChecked(Exchange):
+    def check(self, *arguments: Any) -> None:
+        shards = arguments[0]
+        if not shards or shards[0].shape[0]:
+            super().check(*arguments)
+
+
 class WritesBeforeItChecks(Exchange):
     def check(self, *arguments: Any) -> None:
         positions = arguments[2]
@@ -413,6 +463,34 @@ MUTANTS = [
         "tie_across_ranks_takes_last",
         "A later rank wins with an equal score.",
         TieAcrossRanksTakesLast,
+    ),
+    _mutant(
+        "tie_over_16384_columns_takes_last",
+        "A later block of 16384 ids wins with an equal score.",
+        TieOver16384ColumnsTakesLast,
+    ),
+    _mutant("rows_beyond_64_lost", "Rows from the 65th on get token 0.", RowsBeyond64AreLost),
+    _mutant(
+        "negative_positions_skipped",
+        "Positions below zero are taken for padding.",
+        NegativePositionsAreSkipped,
+    ),
+    _mutant(
+        "positions_through_float64",
+        "Positions are advanced in float64.",
+        PositionsPassThroughFloat64,
+    ),
+    _mutant(
+        "vocabulary_kept",
+        "The vocabulary size that was first seen with some memory is kept.",
+        VocabularyIsKept,
+        "repeat",
+    ),
+    _mutant(
+        "rowless_calls_not_checked",
+        "Arguments of a call without rows are not looked at.",
+        RowlessCallsAreNotChecked,
+        "invalid",
     ),
     _mutant("padding_competes", "Columns past the vocabulary can win.", PaddingCompetes),
     _mutant(

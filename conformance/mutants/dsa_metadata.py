@@ -292,6 +292,12 @@ SHARED_FAULTS: Iterable[tuple[str, str, tuple[str, ...], dict[str, Any]]] = (
         {"live": lambda kv, most: min(-(-kv // BLOCK), -(-most // BLOCK)) * BLOCK},
     ),
     (
+        "blocks_beyond_256_dropped",
+        "gives a row 256 programs of one block each",
+        ("eager",),
+        {"live": lambda kv, most: min(_live(kv, most), 256 * BLOCK)},
+    ),
+    (
         "dead_columns_zeroed",
         "clears what lies behind the live columns",
         ("eager",),
@@ -356,6 +362,12 @@ SHARED_FAULTS: Iterable[tuple[str, str, tuple[str, ...], dict[str, Any]]] = (
         "shifts the running sums by one",
         ("eager",),
         {"sums": lambda values: [0, 0, *accumulate(values)][: len(values) + 1]},
+    ),
+    (
+        "sums_restart_after_128",
+        "sums in blocks of 128 without carrying over",
+        ("eager",),
+        {"sums": lambda values: [0, *accumulate(values[:128]), *accumulate(values[128:])]},
     ),
     (
         "leading_zero_missing",
@@ -616,6 +628,24 @@ def _keeps_lengths_by_address(op: str, *, seq_lens: Tensor, **args: Any) -> None
     OPS[op](Rules(), seq_lens=_SEEN.setdefault(key, seq_lens.clone()), **args)
 
 
+_TOPK: dict[tuple[Any, ...], int] = {}
+
+
+def _keeps_topk_by_address(op: str, *, seq_lens: Tensor, dsa_index_topk: int, **args: Any) -> None:
+    topk = _TOPK.setdefault((op, seq_lens.data_ptr(), len(seq_lens)), dsa_index_topk)
+    OPS[op](Rules(), seq_lens=seq_lens, dsa_index_topk=topk, **args)
+
+
+def _empty_batch_not_validated(op: str, *, seq_lens: Any, **args: Any) -> None:
+    if seq_lens.dim() != 1 or len(seq_lens):
+        return getattr(oracles, op)(seq_lens=seq_lens, **args)
+    return OPS[op](Rules(), seq_lens=seq_lens, **args)
+
+
+def _extend_static_by_default(*, static_extend_len: bool = True, **args: Any) -> None:
+    _extend(Rules(), static_extend_len=static_extend_len, **args)
+
+
 MUTANTS = [
     mutant
     for op, faults in (
@@ -641,6 +671,20 @@ MUTANTS = [
             partial(_writes_before_it_checks, op),
         ),
         Mutant(
+            "topk_kept_by_address",
+            op,
+            "keeps the top-k that it first saw with the lengths at an address",
+            ("repeat",),
+            partial(_keeps_topk_by_address, op),
+        ),
+        Mutant(
+            "empty_batch_not_validated",
+            op,
+            "does not look at the other arguments of a batch without requests",
+            ("invalid",),
+            partial(_empty_batch_not_validated, op),
+        ),
+        Mutant(
             "checks_nothing",
             op,
             "has no validation",
@@ -657,6 +701,13 @@ MUTANTS += [
         "returns at once when total_len is 0",
         ("eager",),
         _extend_without_rows_writes_nothing,
+    ),
+    Mutant(
+        "static_by_default",
+        "dsa_draft_extend_metadata",
+        "takes extends for static where nothing is said",
+        ("eager",),
+        _extend_static_by_default,
     ),
     *(
         Mutant(name, "dsa_draft_decode_metadata", fault, killed_by, function)

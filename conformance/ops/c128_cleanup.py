@@ -174,7 +174,14 @@ def replays(params: Params) -> list[Params]:
     real = max(1, len(later) // 2)
     padded = later[:real] + [later[0]] * (len(later) - real) if later else []
     accepted = [[slot, length, drafts] for slot, length, _ in requests]
-    return [{**params, "requests": changed} for changed in (later, fewer, padded, accepted)]
+    # The first, which even the quick profile repeats, changes all three columns at once.
+    mixed = [[slot, now[1], done] for (slot, _, done), now in zip(fewer, later, strict=True)]
+    return [{**params, "requests": changed} for changed in (mixed, later, fewer, padded, accepted)]
+
+
+def rescale(args: Args) -> Args:
+    """The same tensors, with one draft more."""
+    return {**args, "num_draft_tokens": args["num_draft_tokens"] + 1}
 
 
 def rejected_region(before: Args, path: str) -> Tensor:
@@ -334,16 +341,16 @@ def _ring_cases() -> list[Case]:
         _case("two_drafts", _params([(1, 7, 1)], 2)),
         _case(
             "many_drafts",
-            _params([(0, 250, 37), (1, 77, 20)], 40, layers=1, ring_size=RING_SIZE, half=2),
+            _params([(0, 250, 67), (1, 77, 50)], 70, layers=1, ring_size=RING_SIZE, half=2),
         ),
-        # More requests than a warp has lanes, or a block 64: most with nothing to clear.
+        # More requests than a block of 128 holds: most with nothing to clear.
         _case(
             "many_requests",
             _params(
-                [(slot, 3 * slot, 3 if slot % 8 else 2) for slot in range(73)],
+                [(slot, 3 * slot, 3 if slot % 8 else 2) for slot in range(129)],
                 3,
                 layers=1,
-                slots=73,
+                slots=129,
                 ring_size=4,
                 half=1,
             ),
@@ -652,6 +659,30 @@ def _bad_inputs() -> list[BadInput]:
             names="states[1]",
             params=_params([], 4),
         ),
+        BadInput(
+            "last_layer_of_another_dtype_with_one_draft",
+            _layers(lambda t: t.to(torch.bfloat16), -1),
+            names="states[1]",
+            params=_params([(0, 3, 0), (1, 6, 0)], 1),
+        ),
+        BadInput(
+            "accept_lens_too_short_with_one_draft",
+            _argument("accept_lens", lambda t: t[:-1].clone()),
+            names="accept_lens",
+            params=_params([(0, 3, 0), (1, 6, 0)], 1),
+        ),
+        BadInput(
+            "seq_lens_int16_without_requests",
+            _argument("seq_lens", lambda t: t.to(torch.int16)),
+            names="seq_lens",
+            params=_params([], 4),
+        ),
+        BadInput(
+            "accept_lens_too_long_without_requests",
+            _argument("accept_lens", lambda t: t.new_ones(1)),
+            names="accept_lens",
+            params=_params([], 4),
+        ),
     ]
     return bad
 
@@ -793,6 +824,7 @@ SPECS = [
         bad_inputs=_bad_inputs(),
         bad_input_params=_params([(0, 3, 1), (1, 6, 0)], 4, layers=3),
         replays=replays,
+        rescale=rescale,
         bench=bench,
     )
 ]

@@ -143,6 +143,9 @@ def _positions(kind: str, rows: int, generator: torch.Generator) -> Tensor:
     highest = {"int32": 2**31 - 2, "int64": 2**32 - 1}[kind]
     positions = torch.randint(highest, (rows,), generator=generator)
     positions[:1] = highest
+    # The next two: what float64 cannot count on from, and a position before the first.
+    positions[1:2] = highest if kind == "int32" else 2**53
+    positions[2:3] = -1
     return positions.to(POSITION_DTYPES[kind])
 
 
@@ -150,6 +153,17 @@ def replays(params: Params) -> list[Params]:
     """Give calls of the same geometry with other winners: sparse ties, specials, plain scores."""
     plain = {**params, "pokes": []}
     return [{**plain, "fill": fill} for fill in ("ties", "mixed", "normal")]
+
+
+def rescale(args: Args) -> Args:
+    """The same tensors: a smaller vocabulary, the next draft column, the other policy."""
+    other = {**args, "vocab_size": max(1, args["vocab_size"] // 2)}
+    if args.get("draft_tokens") is not None:
+        columns = args["draft_tokens"].shape[1]
+        other["draft_token_column"] = (args["draft_token_column"] + 1) % columns
+    if "nan_policy" in args:
+        other["nan_policy"] = "first" if args["nan_policy"] == "sink" else "sink"
+    return other
 
 
 def _written_column(before: Args, path: str) -> Tensor:
@@ -238,6 +252,11 @@ def _geometry_cases() -> list[Case]:
             "sixty_four_rows",
             {"rows": 64, "widths": [25], "vocab": 25, "draft": [8, 7]},
             checks=VALUES,
+        ),
+        Case(
+            "a_hundred_and_thirty_rows",
+            {"rows": 130, "widths": [3, 2], "vocab": 5, "fill": "coarse", "draft": [2, 1]},
+            checks=("eager", "graph"),
         ),
         # More rows than a grid has blocks in its second dimension.
         Case(
@@ -367,11 +386,17 @@ def _vocabulary_cases() -> list[Case]:
         Case(
             "ids_around_65536",
             {
-                "rows": 2,
+                "rows": 4,
                 "widths": [65536, 4464],
                 "vocab": 70000,
                 "fill": "-1",
-                "pokes": _winners((65537, 65535)),
+                "pokes": [
+                    *_winners((65537, 65535)),
+                    # Ties further apart than any block is wide.
+                    *_rows_of_pokes(
+                        {}, {}, {5: "1", 65535: "1"}, {20000: "1", 40000: "1", 66000: "1"}
+                    ),
+                ],
             },
             checks=VALUES,
         ),
@@ -387,6 +412,7 @@ def _vocabulary_cases() -> list[Case]:
                 "pokes": [[0, 2**24 + 1, "1"]],
             },
             checks=("eager",),
+            seconds=300.0,
         ),
         Case(
             "id_beyond_2_24_in_a_wide_shard",
@@ -791,6 +817,22 @@ BAD_INPUTS = [
     _bad("draft_column_past_the_end", "draft_token_column", lambda a: {"draft_token_column": 3}),
     _bad("draft_column_negative", "draft_token_column", lambda a: {"draft_token_column": -1}),
     _bad("nan_policy_unknown", "nan_policy", lambda a: {"nan_policy": "last"}),
+    # Without rows there is nothing to do, but the arguments are no better for it.
+    *(
+        BadInput(
+            f"{name}_without_rows", edit, names, params={"rows": 0, "widths": [8, 4], "vocab": 12}
+        )
+        for name, names, edit in (
+            ("vocabulary_of_zero", "vocab_size", lambda a: {**a, "vocab_size": 0}),
+            ("types_differ", "logits_shards", lambda a: {**a, **_second(lambda t: t.float())(a)}),
+            (
+                "draft_of_int32",
+                "draft_tokens",
+                lambda a: {**a, "draft_tokens": a["draft_tokens"].int()},
+            ),
+            ("nan_policy_unknown", "nan_policy", lambda a: {**a, "nan_policy": "last"}),
+        )
+    ),
 ]
 
 
@@ -972,6 +1014,7 @@ SPECS = [
         bad_inputs=BAD_INPUTS,
         bad_input_params={"rows": 3, "widths": [8, 4], "vocab": 12},
         replays=replays,
+        rescale=rescale,
         strides={"logits_shards*": "rows", "draft_tokens": "rows"},
         bench=bench,
     )

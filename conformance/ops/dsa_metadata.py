@@ -181,7 +181,7 @@ def build_decode(params: Params, seed: int) -> Args:
 
 
 def build_verify(params: Params, seed: int) -> Args:
-    """Make the arguments of a target-verify call; reads `next_n` and `ctx` too."""
+    """Make the arguments of a target-verify call; reads `next_n`, `ctx` and `defaults` too."""
     maker, bs = _Maker(params, seed), len(params["seq_lens"])
     next_n, excess = params["next_n"], params["excess"]
     ctx_lens = None
@@ -191,7 +191,7 @@ def build_verify(params: Params, seed: int) -> Args:
         **maker.inputs(),
         **maker.row_lengths(bs, bs * next_n),
         **maker.tables(bs * next_n),
-        "paged_mqa_ctx_lens_2d": ctx_lens,
+        **({} if params.get("defaults") else {"paged_mqa_ctx_lens_2d": ctx_lens}),
         **maker.sizes(),
         "next_n": next_n,
     }
@@ -207,7 +207,8 @@ def build_extend(params: Params, seed: int) -> Args:
         "total_len": rows,
         "max_extend_len": params["max_extend_len"],
         **maker.sizes(),
-        "static_extend_len": params["static"],
+        # Left out where the case is about defaults.
+        **({} if params.get("defaults") else {"static_extend_len": params["static"]}),
     }
 
 
@@ -238,8 +239,8 @@ def replays(params: Params) -> list[Params]:
         "pool_rows": pool_rows[:real] + [0] * (bs - real),
     }
     changes = [
-        {"seq_lens": grown},
-        {"seq_lens": [length // 3 for length in lengths], **turned},
+        {"seq_lens": grown, **turned},
+        {"seq_lens": [length // 3 for length in lengths]},
         padded,
         {"seq_lens": [0] * bs},
     ]
@@ -254,6 +255,24 @@ def replays(params: Params) -> list[Params]:
     # The map keeps its rows when the padding points elsewhere.
     size = 1 + max(pool_rows, default=0)
     return [{**params, "pool_size": size, **change} for change in changes]
+
+
+def rescale(args: Args) -> Args:
+    """The same tensors, with every Python number another one."""
+    other = {
+        **args,
+        "max_len": max(1, args["max_len"] - 1),
+        "dsa_index_topk": max(1, args["dsa_index_topk"] // 2),
+    }
+    if args["physical_page_size"] > 1:
+        other["physical_page_size"] = 2 * args["physical_page_size"]
+    if "next_n" in args:
+        other["next_n"] = max(1, args["next_n"] - 1)
+    if "total_len" in args:
+        other["total_len"] = max(0, args["total_len"] - 1)
+    if "static_extend_len" in args:
+        other["static_extend_len"] = not args["static_extend_len"]
+    return other
 
 
 # ---------------------------------------------------------------- what all four have in common
@@ -346,6 +365,22 @@ def _shared_cases(
         Case(
             "batch_of_64",
             params([37 * request % 150 for request in range(64)], 128, page=32, **batch),
+            checks=("eager", "graph"),
+        ),
+        # More requests than a block that sums lengths may be meant for.
+        *(
+            Case(
+                f"batch_of_{bs}",
+                params([request % 4 for request in range(bs)], 2, page=2, tables="pages", excess=0),
+                profile=profile,
+                checks=("eager", "graph"),
+            )
+            for bs, profile in ((130, "quick"), (1030, "full"))
+        ),
+        # More live blocks than a request ever gets programs: each must stride over several.
+        Case(
+            "live_beyond_256_blocks",
+            params(at(256 * 128 + 130), 256 * 128 + 200, tables="pages", excess=0, wider=0),
             checks=("eager", "graph"),
         ),
         # Rows 2^31 elements into their tensors; memory is touched lazily.
@@ -466,8 +501,13 @@ TENSOR_FAULTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """What is wrong with every tensor that has it."""
 
 
-def _shared_bad_inputs(indices: Sequence[str], lengths: Sequence[str]) -> list[BadInput]:
-    """Bad inputs of an op that reads the 1-D `indices` and writes the 1-D `lengths`."""
+def _shared_bad_inputs(
+    indices: Sequence[str], lengths: Sequence[str], empty: Params
+) -> list[BadInput]:
+    """Bad inputs of an op that reads the 1-D `indices` and writes the 1-D `lengths`.
+
+    `empty` is a call without requests, which is validated all the same.
+    """
     bad = [
         BadInput(f"{name}_{fault}", _argument(name, change), names=name)
         for name in indices
@@ -514,6 +554,24 @@ def _shared_bad_inputs(indices: Sequence[str], lengths: Sequence[str]) -> list[B
             )
             for page in (0, -64, 3, 48, 65)
         ),
+    ]
+    bad += [
+        BadInput(f"{name}_without_requests", edit, names=names, params=empty)
+        for name, names, edit in (
+            ("topk_zero", "dsa_index_topk", _value("dsa_index_topk", 0)),
+            ("page_size_3", "physical_page_size", _value("physical_page_size", 3)),
+            ("max_len_zero", "max_len", _value("max_len", 0)),
+            ("seq_lens_int16", "seq_lens", _argument("seq_lens", lambda t: t.short())),
+            (
+                "req_pool_indices_too_long",
+                "req_pool_indices",
+                _argument("req_pool_indices", lambda t: t.new_zeros(1)),
+            ),
+            *(
+                (f"{name}_int64", name, _argument(name, lambda t: t.long()))
+                for name in lengths[-1:]
+            ),
+        )
     ]
     for name in lengths:
         bad += _bad_output(name, {"int64": lambda t: t.long(), "too_short": _without_last})
@@ -725,11 +783,12 @@ DECODE = OpSpec(
     cases=_shared_cases(_params, long=CONTEXT),
     strategy=_drawn,
     bad_inputs=[
-        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), DECODE_LENGTHS),
+        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), DECODE_LENGTHS, _params([], 200)),
         *_table_bad_inputs(),
     ],
     bad_input_params=_params([5, 129], 200, excess=0),
     replays=replays,
+    rescale=rescale,
     strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench("dsa_decode_metadata", "decode", 1),
 )
@@ -792,11 +851,16 @@ VERIFY = OpSpec(
             _verify_params([1, 130], 200, next_n=2, ctx=False),
             checks=("eager", "guards", "graph"),
         ),
+        Case(
+            "ctx_lens_left_out",
+            _verify_params([1, 130], 200, next_n=2, ctx=False, defaults=True),
+            checks=("eager",),
+        ),
         *_shared_cases(_verify_params, 3, {"next_n": 9}),
     ],
     strategy=_drawn_verify,
     bad_inputs=[
-        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), ROW_LENGTHS),
+        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), ROW_LENGTHS, _verify_params([], 200)),
         *_table_bad_inputs(),
         *_bad_output("paged_mqa_ctx_lens_2d", TABLE_FAULTS),
         BadInput("next_n_zero", _value("next_n", 0), names="next_n"),
@@ -810,6 +874,7 @@ VERIFY = OpSpec(
     ],
     bad_input_params=_verify_params([5, 129], 200, next_n=3, excess=0),
     replays=replays,
+    rescale=rescale,
     strides={**STRIDES, **TABLE_STRIDES},
     bench=_bench(
         "dsa_target_verify_metadata",
@@ -954,6 +1019,11 @@ EXTEND = OpSpec(
             checks=("eager",),
         ),
         Case(
+            "static_extend_len_left_out",
+            _extend_params([30, 129], [2, 3], defaults=True),
+            checks=("eager",),
+        ),
+        Case(
             "mixed_types",
             _extend_params([30, 129], [2, 3], dtypes=("int32", "int32", "int64")),
             checks=("eager", "strided"),
@@ -962,7 +1032,30 @@ EXTEND = OpSpec(
     ],
     strategy=_drawn_extend,
     bad_inputs=[
-        *_shared_bad_inputs(("seq_lens", "extend_seq_lens", "req_pool_indices"), ROW_LENGTHS),
+        *_shared_bad_inputs(
+            ("seq_lens", "extend_seq_lens", "req_pool_indices"), ROW_LENGTHS, _extend_params([], [])
+        ),
+        *(
+            BadInput(
+                f"{name}_without_rows",
+                edit,
+                names=names,
+                params=_extend_params([5, 129], [2, 3], total_len=0),
+            )
+            for name, names, edit in (
+                (
+                    "extend_seq_lens_too_short",
+                    "extend_seq_lens",
+                    _argument("extend_seq_lens", lambda t: t[:1]),
+                ),
+                ("page_size_3", "physical_page_size", _value("physical_page_size", 3)),
+                (
+                    "page_table_1_int64",
+                    "page_table_1",
+                    _argument("page_table_1", lambda t: t.long()),
+                ),
+            )
+        ),
         *_table_bad_inputs(),
         BadInput("total_len_negative", _value("total_len", -1), names="total_len"),
         BadInput("total_len_too_large", _value("total_len", 13), names="total_len"),
@@ -977,6 +1070,7 @@ EXTEND = OpSpec(
     ],
     bad_input_params=_extend_params([5, 129], [2, 3], excess=0),
     replays=replays,
+    rescale=rescale,
     strides={**STRIDES, **TABLE_STRIDES, "extend_seq_lens": "any"},
     bench=_bench(
         "dsa_draft_extend_metadata",
@@ -1045,6 +1139,12 @@ def _draft_bad_inputs() -> list[BadInput]:
                 _last_step("real_page_table", lambda t: None)(args)
             ),
             names="steps[1].page_table_1",
+        ),
+        BadInput(
+            "last_step_int64_without_requests",
+            _last_step("cu_seqlens_k", lambda t: t.long()),
+            names="steps[1].cu_seqlens_k",
+            params=_draft_params([], 200),
         ),
         BadInput(
             "page_size_1_with_real_page_tables",
@@ -1138,11 +1238,12 @@ DRAFT = OpSpec(
     ],
     strategy=_drawn_draft,
     bad_inputs=[
-        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), ()),
+        *_shared_bad_inputs(("seq_lens", "req_pool_indices"), (), _draft_params([], 200)),
         *_draft_bad_inputs(),
     ],
     bad_input_params=_draft_params([5, 129], 200, excess=0),
     replays=replays,
+    rescale=rescale,
     strides={
         **STRIDES,
         "steps[*].page_table_1": "any",
