@@ -211,7 +211,8 @@ def _verify(
     timeout_s: float,
 ) -> int:
     """Run every call on all ranks; give the number of steps that were compared."""
-    from draftproof.kernels import draft_argmax as kernels
+    from draftproof.conformance.environment import describe
+from draftproof.kernels import draft_argmax as kernels
     from draftproof.oracles.draft_argmax import draft_argmax as oracle
 
     steps = 0
@@ -438,8 +439,6 @@ def _report(
     times: list[dict[str, Any]],
     json_file: Path | None,
 ) -> None:
-    import triton
-
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     print(
         f"{ranks} ranks, {backend.value}, {name}: {steps} steps, every rank with the tokens of "
@@ -455,8 +454,7 @@ def _report(
             "ranks": ranks,
             "backend": backend.value,
             "device": name,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
+            "environment": describe(device.value),
             "vocab": VOCAB,
             "hidden": HIDDEN,
             "steps": steps,
