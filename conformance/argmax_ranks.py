@@ -211,8 +211,7 @@ def _verify(
     timeout_s: float,
 ) -> int:
     """Run every call on all ranks; give the number of steps that were compared."""
-    from draftproof.conformance.environment import describe
-from draftproof.kernels import draft_argmax as kernels
+    from draftproof.kernels import draft_argmax as kernels
     from draftproof.oracles.draft_argmax import draft_argmax as oracle
 
     steps = 0
@@ -449,12 +448,14 @@ def _report(
             f"rows {row['rows']}: " + ", ".join(f"{arm} {us} us" for arm, us in row["us"].items())
         )
     if json_file is not None:
+        from draftproof.conformance.environment import describe
+
         record = {
             "schema": "draftproof.argmax_ranks/1",
             "ranks": ranks,
             "backend": backend.value,
             "device": name,
-            "environment": describe(device.value),
+            "environment": describe(device.type),
             "vocab": VOCAB,
             "hidden": HIDDEN,
             "steps": steps,
