@@ -308,6 +308,8 @@ KNOWN_HOSTS = {
     "json-schema.org",
     "server.example",
     "docs.github.com",
+    # Named by the errors of PyTorch that records hold.
+    "docs.pytorch.org",
 }
 URL_HOST = re.compile(r"\b\w+://(?:[^\s/@\"'`]*@)?([\w.-]+)")
 
