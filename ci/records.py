@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -154,6 +155,41 @@ def read_records(folder: Path) -> list[Record]:
     return sorted(records, key=lambda record: str(record.environment.get("time")))
 
 
+def name_commit(record: Record, commit: str) -> str | None:
+    """Write a commit into a record that was made where there was no git to ask.
+
+    Parameters
+    ----------
+    record : Record
+        One whose `environment.commit` is null.
+    commit : str
+        Any name of a commit of this checkout.
+
+    Returns
+    -------
+    str, optional
+        The first file that differs between the record's sources and the commit's; then nothing is
+        written. None: every recorded digest is the commit's, and the record now names it.
+    """
+
+    def git(*arguments: str) -> bytes:
+        command = ["git", "-C", str(RECORDS.parent.parent), *arguments]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+    full = git("rev-parse", f"{commit}^{{commit}}").decode().strip()
+    for path, digest in record.environment["sources"].items():
+        try:
+            content = git("show", f"{full}:{path}")
+        except subprocess.CalledProcessError:
+            return path
+        if hashlib.sha256(content).hexdigest() != digest:
+            return path
+    document = json.loads(record.path.read_text())
+    document["environment"]["commit"] = full
+    record.path.write_text(json.dumps(document, indent=1) + "\n")
+    return None
+
+
 def summary(records: list[Record]) -> Table:
     """A table of records: what ran on what, how it ended, and whether it still holds."""
     families = op_families()
@@ -185,6 +221,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--require-current", action="store_true", help="exit 1 when a record is stale"
     )
+    parser.add_argument(
+        "--name-commit",
+        metavar="COMMIT",
+        help="write COMMIT into records that name none, if their sources are that commit's",
+    )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         print(f"records: {options.folder} is not a folder", file=sys.stderr)
@@ -194,6 +235,20 @@ def main(arguments: list[str] | None = None) -> int:
     except BadRecord as error:
         print(f"records: {error}", file=sys.stderr)
         return 2
+    if options.name_commit:
+        for record in records:
+            if record.environment.get("commit") is not None:
+                continue
+            try:
+                differs = name_commit(record, options.name_commit)
+            except subprocess.CalledProcessError:
+                print(
+                    f"records: --name-commit {options.name_commit}: no such commit", file=sys.stderr
+                )
+                return 2
+            if differs:
+                print(f"{record.path.name}: {differs} is not that of {options.name_commit}")
+        records = read_records(options.folder)
     if not records:
         print(f"no records in {options.folder}")
         return 0

@@ -438,8 +438,6 @@ def _report(
     times: list[dict[str, Any]],
     json_file: Path | None,
 ) -> None:
-    import triton
-
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     print(
         f"{ranks} ranks, {backend.value}, {name}: {steps} steps, every rank with the tokens of "
@@ -450,13 +448,14 @@ def _report(
             f"rows {row['rows']}: " + ", ".join(f"{arm} {us} us" for arm, us in row["us"].items())
         )
     if json_file is not None:
+        from draftproof.conformance.environment import describe
+
         record = {
             "schema": "draftproof.argmax_ranks/1",
             "ranks": ranks,
             "backend": backend.value,
             "device": name,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
+            "environment": describe(device.type),
             "vocab": VOCAB,
             "hidden": HIDDEN,
             "steps": steps,

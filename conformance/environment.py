@@ -71,7 +71,7 @@ def _version() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, `+` appended where tracked files were changed."""
+    """The commit of the checkout; `+` where tracked files were changed, `?` if git cannot say."""
     if named := os.environ.get(COMMIT_VARIABLE):
         return named
     root = PACKAGE.parent
@@ -86,7 +86,24 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return _head(root / ".git")
+
+
+def _head(folder: Path) -> str | None:
+    """The commit that HEAD names, read without git."""
+    try:
+        head = (folder / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return f"{head}?"
+        name = head.removeprefix("ref: ")
+        if (folder / name).is_file():
+            return (folder / name).read_text().strip() + "?"
+        for line in (folder / "packed-refs").read_text().splitlines():
+            if line.endswith(f" {name}"):
+                return line.split()[0] + "?"
+    except OSError:
+        pass
+    return None
 
 
 def _processor() -> str:

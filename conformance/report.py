@@ -60,8 +60,9 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
             continue
         table.add_row(op, *[_cell(cells.get((op, check), Counter())) for check in CHECKS])
     console.print(table)
-    for reason, count in _reasons(report).most_common():
-        console.print(f"skipped {count}: {reason}", highlight=False, markup=False)
+    for reason, where in _reasons(report).items():
+        line = f"skipped {where.total()}, {reason}: {', '.join(sorted(where))}"
+        console.print(line, highlight=False, markup=False)
     provided = [op for op in settings.ops if (op, "all") not in cells]
     if missing := report.unexercised(provided, CHECKS):
         pairs = ", ".join(f"{op}/{check}" for op, check in missing)
@@ -102,9 +103,11 @@ def _cell(counts: Counter[str]) -> Text:
     return text
 
 
-def _reasons(report: Report) -> Counter[str]:
-    return Counter(
-        f"{result.op}/{result.check}: {result.detail.splitlines()[0] if result.detail else '?'}"
-        for result in report.results
-        if result.status == "skipped"
-    )
+def _reasons(report: Report) -> dict[str, Counter[str]]:
+    """Why checks were skipped: reason to counts by op/check."""
+    reasons: dict[str, Counter[str]] = {}
+    for result in report.results:
+        if result.status == "skipped":
+            reason = result.detail.splitlines()[0] if result.detail else "no reason given"
+            reasons.setdefault(reason, Counter())[f"{result.op}/{result.check}"] += 1
+    return reasons

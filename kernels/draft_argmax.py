@@ -30,6 +30,8 @@ MAX_TILE = 1 << 20 if INTERPRETED else 4096
 interpreter knows no such limit but Triton's own for a block."""
 MAX_SPLITS = 128
 """Candidates a row and rank: more would make the last kernel's one warp the bottleneck."""
+PICK_TILE = 1024
+"""Candidates that the baseline's pick compares at a time: more would not fit in registers."""
 PROGRAMS_IN_FLIGHT = 8 if INTERPRETED else 1024
 """Programs that a large GPU holds at once (132 multiprocessors, 8 programs of 4 warps each). The
 interpreter runs one at a time, whose cost hardly depends on its size."""
@@ -617,16 +619,24 @@ def _gathered_pick_kernel(
     draft_column,
     splits,
     NAN_FIRST: tl.constexpr,
-    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
-    counts = split < splits
-    value = tl.load(values + row * splits + split, mask=counts, other=0.0)
-    token = tl.load(ids + row * splits + split, mask=counts, other=0)
     position = tl.load(positions + row)
-    _, winner = _best_of(value, token, counts, NAN_FIRST)
+    key = tl.full([], _NO_CANDIDATE, tl.int64)
+    winner = tl.full([], 0, tl.int64)
+    for tile in tl.range(TILES):
+        split = tile * TILE + tl.arange(0, TILE)
+        counts = split < splits
+        value = tl.load(values + row * splits + split, mask=counts, other=0.0)
+        token = tl.load(ids + row * splits + split, mask=counts, other=0)
+        best, token = _best_of(value, token, counts, NAN_FIRST)
+        # A later tile must beat the earlier ones, whose ids are lower.
+        tile_key = score_key(best).to(tl.int64)
+        winner = tl.where(tile_key > key, token, winner)
+        key = tl.maximum(key, tile_key)
     tl.store(topk_p + row, 1.0)
     tl.store(topk_index + row, winner)
     tl.store(positions + row, position + 1)
@@ -662,6 +672,7 @@ def draft_argmax_baseline(
     ids = torch.empty(rows, splits, dtype=torch.int64, device=device)
     topk_p = torch.empty(rows, 1, dtype=torch.float32, device=device)
     topk_index = torch.empty(rows, 1, dtype=torch.int64, device=device)
+    pick_tile = min(triton.next_power_of_2(splits), PICK_TILE)
     if rows:
         _gathered_partials_kernel[rows * splits,](
             gathered,
@@ -686,7 +697,8 @@ def draft_argmax_baseline(
             draft_token_column,
             splits,
             NAN_FIRST=nan_policy == "first",
-            SPLITS=triton.next_power_of_2(splits),
+            TILE=pick_tile,
+            TILES=triton.cdiv(splits, pick_tile),
             HAS_DRAFT=draft_tokens is not None,
             num_warps=4,
             enable_fp_fusion=False,
@@ -826,11 +838,6 @@ def _check_shards(shards: Sequence[torch.Tensor]) -> None:
                 f"logits_shards[{i}] must have the rows, type and device of logits_shards[0], "
                 f"{_shown(shards[0])}, not {_shown(shard)}"
             )
-    if not runs_triton(shards[0].device):
-        raise ValueError(
-            f"logits_shards are on {shards[0].device}, where Triton runs only under its "
-            "interpreter (TRITON_INTERPRET=1 before triton is imported)"
-        )
 
 
 def _check_vocab(vocab_size: int) -> None:
@@ -902,3 +909,8 @@ def check_arguments(
     _check_outputs(
         shards[0].shape[0], shards[0].device, positions, draft_tokens, draft_token_column
     )
+    if not runs_triton(shards[0].device):
+        raise ValueError(
+            f"logits_shards are on {shards[0].device}, where Triton runs only under its "
+            "interpreter (TRITON_INTERPRET=1 before triton is imported)"
+        )

@@ -72,11 +72,12 @@ LENGTHS_TILE = 512
 """Lengths (of requests or rows) that are summed at a time. A larger tile would cost all programs
 of the launch registers."""
 
-OWNER_TILE = 64
+OWNER_TILE = 32
 """Requests that rows of a draft extend are compared with at a time."""
 
-OWNER_PAIRS = 4096
-"""Pairs of a row and a request that are compared at a time; limited by registers too."""
+OWNER_PAIRS = 2048
+"""Pairs of a row and a request that are compared at a time. AMD GPUs hold the outcomes of each
+thread's comparisons in scalar registers, of which there are about a hundred."""
 
 MIN_TILE = 16
 NUM_WARPS = 4
@@ -398,7 +399,10 @@ def _write_extend_row_lengths(
             shown = tl.minimum(extend, total_len)
             ends = owned + tl.cumsum(shown, 0)
             starts = ends - shown
-            mine = (row[:, None] >= starts[None, :]) & (row[:, None] < ends[None, :])
+            # One comparison says both start <= row and row < end: a row before the start wraps
+            # around to a number above all counts.
+            place = (row[:, None] - starts[None, :]).to(tl.uint32)
+            mine = place < shown[None, :].to(tl.uint32)
             base += tl.sum(tl.where(mine, (seq - extend - starts + 1)[None, :], 0), 1)
             owned += tl.sum(shown, 0)
         seen = tl.where(row < owned, tl.maximum(base + row, 0), padding)

@@ -174,8 +174,13 @@ def test_the_gather_has_the_oracle_s_bits(params: dict[str, Any], seed: int) -> 
     assert outcome(kernels.draft_argmax_baseline, moved) == outcome(oracle, call)
 
 
-def test_a_vocabulary_of_many_tiles_gathers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pick_tile", [kernels.PICK_TILE, 2])
+def test_a_vocabulary_of_many_tiles_gathers_right(
+    pick_tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five candidates a row, picked from at once or two at a time."""
     monkeypatch.setattr(kernels, "MAX_TILE", 128)
+    monkeypatch.setattr(kernels, "PICK_TILE", pick_tile)
     for policy in POLICIES:
         call = ops.build(
             {
