@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftproof.conformance import casefile, interpreter, memcheck
+from draftproof.conformance import casefile, casts, interpreter, memcheck
 from draftproof.conformance.calls import (
     FILLS,
     POISONS,
@@ -253,6 +253,7 @@ def _invoke(subject: Subject, args: dict[str, Any], *calls: Mapping[str, Any]) -
 
     `calls` are what a case file of such a violation holds.
     """
+    casts.repair()
     before = _frame(args)
     try:
         with interpreter.quicker():

@@ -162,7 +162,10 @@ def _load_file(name: str) -> ModuleType:
             f"--impl {name}: importing it failed: {type(error).__name__}: {error}"
         ) from error
     finally:
+        # At the end from now on, for what is imported inside a call.
         sys.path.remove(str(path.parent))
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
     return module
 
 

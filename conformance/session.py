@@ -146,6 +146,9 @@ class Runner:
             return Result(job.op, job.check, job.case, name, "skipped", detail=reason)
         try:
             if self._implementation is None:
+                if self.settings.device == "cpu":
+                    # Also for code that imports it inside a call: casts are put right before.
+                    import triton  # noqa: F401
                 self._implementation = resolve(name)
             function = self._implementation.get(job.op)
         except BadImplementation as error:

@@ -774,7 +774,7 @@ def _all_rows_at_once(op: str, **args: Any) -> None:
     if op == "dsa_draft_extend_metadata":
         row = torch.arange(args["total_len"], device=device)
         extends = args["extend_seq_lens"].long()
-        if args["static_extend_len"]:
+        if args.get("static_extend_len"):
             extends = extends.narrow(0, 0, min(bs, 1)).expand(bs)
         ends = extends.cumsum(0)
         owner = torch.searchsorted(ends, row, right=True)

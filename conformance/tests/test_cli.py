@@ -232,6 +232,13 @@ def test_an_implementation_cannot_skip_or_end_its_own_check(tmp_path: Path) -> N
     }
 
 
+def test_a_neighbour_imported_inside_a_call_is_found(tmp_path: Path) -> None:
+    (tmp_path / "next_door.py").write_text("")
+    path = implementation(tmp_path, "import next_door")
+    done = plugin("--dp-impl", str(path), "-k", "eager and ring_of_one", folder=Path.home())
+    assert done.returncode == 0, done.stdout
+
+
 def test_noise_and_threads_at_import_do_no_harm(tmp_path: Path) -> None:
     path = implementation(tmp_path)
     path.write_text(

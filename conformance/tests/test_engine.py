@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftproof.conformance import casefile
+from draftproof.conformance import casefile, casts
 from draftproof.conformance.calls import POISONS, Placement, clone, geometry, leaves, restride
 from draftproof.conformance.checks import (
     Outcome,
@@ -64,6 +64,25 @@ def after(change: Callable[..., None]) -> Callable[..., Tensor]:
         return returned
 
     return function
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU converts by itself")
+def test_interpreted_casts_between_fp32_and_bf16_are_those_of_a_gpu() -> None:
+    from draftproof.conformance.tests.toy_kernels import cast
+
+    casts.repair()
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    widened = cast(every, torch.float32)
+    assert torch.equal(widened.view(torch.int32), every.view(torch.int16).int() << 16)
+
+    # Every upper half with what lies below, at, and above the middle; a NaN stays one.
+    upper = every.view(torch.int16).int() << 16
+    for lower in (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        exact = (upper | lower).view(torch.float32)
+        got, nan = cast(exact, torch.bfloat16), exact.isnan()
+        assert torch.equal(got.isnan(), nan)
+        wanted = exact.bfloat16().view(torch.int16)
+        assert torch.equal(got.view(torch.int16)[~nan], wanted[~nan])
 
 
 @pytest.mark.parametrize("check", ["eager", "guards", "poison", "strided", "repeat", "invalid"])

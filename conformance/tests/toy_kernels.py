@@ -1,7 +1,8 @@
-"""A Triton kernel that reads beyond its tensor and does nothing with what it read."""
+"""Triton kernels: one reads beyond its tensor and forgets what it read, one converts."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,3 +18,16 @@ def copies_and_peeks(x: Tensor, *, peek: bool) -> None:
     """Read up to 63 elements, and with `peek` the one behind them too."""
     flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
     _copy[(1,)](flat, x.numel(), PEEK=int(peek), num_warps=1, enable_fp_fusion=False)
+
+
+@triton.jit
+def _cast(source, target, COUNT: tl.constexpr):
+    lanes = tl.arange(0, COUNT)
+    tl.store(target + lanes, tl.load(source + lanes).to(target.dtype.element_ty))
+
+
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a vector, whose length is a power of two, as a kernel's plain cast does."""
+    target = torch.empty(values.shape, dtype=dtype, device=values.device)
+    _cast[(1,)](values, target, COUNT=values.numel(), num_warps=1, enable_fp_fusion=False)
+    return target
