@@ -110,9 +110,15 @@ def pytest_load_initial_conftests(
         return
     device = choose_device(options.dp_device)
     early_config.stash[_DEVICE] = device
-    if _outside(options.dp_impl) and getattr(options, "numprocesses", None) is None:
+    if _outside(options.dp_impl):
         workers = min(2 if device == "cpu" else 4, os.cpu_count() or 1)
-        args[:] = ["-n", str(workers), "--max-worker-restart", "1000", *args]
+        own = []
+        if getattr(options, "numprocesses", None) is None:
+            own += ["-n", str(workers)]
+        if getattr(options, "maxworkerrestart", None) is None:
+            # Every crash is one line: xdist must not give up after a few.
+            own += ["--max-worker-restart", "1000"]
+        args[:] = [*own, *args]
 
 
 def _is_ours(config: pytest.Config, args: list[str]) -> bool:

@@ -55,7 +55,8 @@ def plugin(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "draftproof.conformance.plugin"),
-            *("--pyargs", "draftproof.conformance", f"--dp-op={OP}", *arguments),
+            # One worker: what is tested is that there is one, and each costs a start.
+            *("--pyargs", "draftproof.conformance", f"--dp-op={OP}", "-n1", *arguments),
         ],
         cwd=folder,
         env=environment(),
