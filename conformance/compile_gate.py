@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -41,6 +41,9 @@ VARIANTS = 3
 
 OWN = ("triton", "baseline")
 """The project's implementations that hold kernels."""
+
+HOPPER = 90
+"""The compute capability from which launchers overlap launches."""
 
 TIMEOUT_SECONDS = 900
 """Limit of the child process."""
@@ -144,13 +147,34 @@ def compile_kernels(
     for target in targets:
         if not re.fullmatch(r"cuda:\d+|hip:gfx\w+", target):
             raise ValueError(f"targets holds {target!r}, which is not like cuda:90 or hip:gfx942")
-    request = {
-        "ops": list(ops),
-        "implementations": list(implementations),
-        "targets": list(targets),
-        "variants": variants,
-        "own": not any(map(is_outside, implementations)),
-    }
+    # Launchers may ask the device what it can do: Hopper and later are shown to them as such.
+    late = [t for t in targets if t.startswith("cuda:") and int(t.partition(":")[2]) >= HOPPER]
+    groups = [([8, 0], [t for t in targets if t not in late]), ([9, 0], late)]
+    answers = [
+        _ask_child(
+            {
+                "ops": list(ops),
+                "implementations": list(implementations),
+                "targets": group,
+                "capability": capability,
+                "variants": variants,
+                "own": not any(map(is_outside, implementations)),
+            }
+        )
+        for capability, group in groups
+        if group
+    ]
+    kernels = [Compiled(**kernel) for answer in answers for kernel in answer["kernels"]]
+    uncompiled = [
+        name
+        for name in answers[0]["uncompiled"]
+        if all(name in answer["uncompiled"] for answer in answers)
+    ]
+    return Report(answers[0]["triton"], kernels, uncompiled)
+
+
+def _ask_child(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile in a process without the interpreter; what it found."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     environment.pop("TRITON_INTERPRET", None)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,9 +192,7 @@ def compile_kernels(
             raise RuntimeError(
                 f"the compiling process ended with {child.returncode}:\n{child.stderr[-4000:]}"
             )
-        answer = json.loads(file.read_text())
-    kernels = [Compiled(**kernel) for kernel in answer["kernels"]]
-    return Report(answer["triton"], kernels, answer["uncompiled"])
+        return json.loads(file.read_text())
 
 
 _CHILD = """

@@ -80,7 +80,7 @@ class Case:
     device : str, optional
         "cuda" if the case can only run there (memory, grid size); skipped elsewhere, and said so.
     tags : tuple of str
-        Free labels, such as "nonfinite".
+        Labels: "nonfinite"; "beyond_range" for more of something than the op is meant for.
     seconds : float
         Time that one of its checks may take at least, where the profile's limit is shorter: for
         the few sizes that small blocks make slow under the interpreter.

@@ -374,6 +374,7 @@ def _shared_cases(
                 params([request % 4 for request in range(bs)], 2, page=2, tables="pages", excess=0),
                 profile=profile,
                 checks=("eager", "graph"),
+                tags=("beyond_range",),
             )
             for bs, profile in ((130, "quick"), (1030, "full"))
         ),
