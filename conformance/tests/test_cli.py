@@ -33,7 +33,8 @@ def environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST", "DRAFTPROOF")) and name != "TRITON_INTERPRET"
+        if not name.startswith(("PYTEST", "DRAFTPROOF"))
+        and name not in ("TRITON_INTERPRET", "PYTHONSAFEPATH")
     }
 
 
