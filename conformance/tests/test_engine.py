@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance import casefile, casts
+from draftproof.conformance import casefile, casts, memcheck
 from draftproof.conformance.calls import POISONS, Placement, clone, geometry, leaves, restride
 from draftproof.conformance.checks import (
     Outcome,
@@ -281,6 +284,28 @@ def test_guards_see_an_unused_read_of_an_interpreted_kernel() -> None:
 
     assert "read outside x, the first 4 bytes past its end" in failures(function, "guards")
     assert failures(clean, "guards") == ""
+
+
+@given(
+    lanes=st.lists(st.integers(0, 120), min_size=1, max_size=4),
+    active=st.lists(st.booleans(), min_size=4, max_size=4),
+    size=st.sampled_from([1, 2, 4, 8]),
+)
+def test_an_address_is_a_fault_only_within_an_allocation_and_outside_its_tensor(
+    lanes: list[int], active: list[bool], size: int
+) -> None:
+    extents = [(40, 72, 48, 64, "x"), (80, 104, 88, 100, "y")]
+    watch = memcheck._Watch(None, extents)
+    watch._look("read", np.array(lanes, np.uint64), np.array(active[: len(lanes)]), size)
+    faulty = {
+        name
+        for low, high, first, end, name in extents
+        for lane, on in zip(lanes, active, strict=False)
+        if on and low <= lane < high and not first <= lane <= end - size
+    }
+    # One access is one report, of the first tensor that it leaves.
+    assert len(watch.faults) == bool(faulty)
+    assert all(any(f"outside {name}," in fault for name in faulty) for fault in watch.faults)
 
 
 # ---------------------------------------------------------------- poison
