@@ -18,13 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftproof.conformance.calls import copy_bits, geometry, leaves
+from draftproof.conformance.names import Refused
 
 SCHEMA = "draftproof.case/1"
 MAX_BYTES = 64 * 1024 * 1024
 """Largest failing call that is written to disk."""
 
 
-class BadCaseFile(ValueError):
+class BadCaseFile(Refused, ValueError):
     """A case file that cannot be used; the message is one line for the user."""
 
 

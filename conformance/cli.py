@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from draftproof.conformance.names import Refused, op_names
 from draftproof.conformance.plugin import HERE
 
 OK, MISMATCH, USAGE, FAULT = 0, 1, 2, 3
@@ -49,10 +50,6 @@ class Profile(str, Enum):
     SOAK = "soak"
 
 
-class Refused(Exception):
-    """Bad usage or input: one clear line, exit 2."""
-
-
 OpOption = Annotated[
     list[str] | None,
     typer.Option("--op", metavar="NAME", help="Only this op; may be repeated."),
@@ -81,7 +78,8 @@ def list_command(
     from rich.table import Table
 
     from draftproof.conformance.implementations import PROJECT
-    from draftproof.conformance.spec import CHECKS, load_mutants, load_specs
+    from draftproof.conformance.names import CHECKS
+    from draftproof.conformance.spec import load_mutants, load_specs
 
     where = _device(device)
     mutants, variants = load_mutants()
@@ -152,16 +150,13 @@ def replay(
 @app.command()
 def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
     """Run wrong implementations, which must be caught, and correct variants, which must pass."""
-    from draftproof.conformance.spec import load_mutants, load_specs
+    from draftproof.conformance.spec import load_mutants
 
-    known = list(load_specs())
-    for name in op or ():
-        if name not in known:
-            raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
+    ops = _ops(op)
     # Before the mutants are imported, and triton with them, in whichever mode it finds.
     _device(device)
     wrong, right = load_mutants()
-    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(op or known):
+    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(ops):
         raise Refused("there are no mutants of these ops")
     arguments = [
         str(HERE / "test_mutants.py"),
@@ -233,13 +228,11 @@ def accuracy(context: typer.Context) -> None:
 
 
 def _ops(names: list[str] | None) -> list[str]:
-    from draftproof.conformance.spec import load_specs
-
-    known = list(load_specs())
+    known = op_names()
     for name in names or ():
         if name not in known:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
-    return names or known
+    return names or list(known)
 
 
 def _writable(path: Path | None) -> None:
@@ -308,12 +301,9 @@ def _say(message: str) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    from draftproof.conformance.casefile import BadCaseFile
-    from draftproof.conformance.implementations import BadImplementation
-
     try:
         code: Any = app(arguments, prog_name="draftproof", standalone_mode=False)
-    except (Refused, BadCaseFile, BadImplementation) as error:
+    except Refused as error:
         _say(str(error))
         code = USAGE
     except KeyboardInterrupt:

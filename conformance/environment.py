@@ -26,23 +26,22 @@ def describe(device: str) -> dict[str, Any]:
     device : str
         "cpu" or "cuda".
     """
-    import torch
-    import triton
-
     about: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "draftproof": _version(),
+        "draftproof": _version("draftproof"),
         "commit": _commit(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
+        "torch": _version("torch"),
+        "triton": _version("triton"),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "interpreted": bool(triton.knobs.runtime.interpret),
+        "interpreted": os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
         "device": _processor(),
         "sources": sources(),
     }
     if device == "cuda":
+        import torch
+
         properties = torch.cuda.get_device_properties(0)
         about["device"] = properties.name
         about["capability"] = f"{properties.major}.{properties.minor}"
@@ -63,9 +62,10 @@ def sources() -> dict[str, str]:
     return found
 
 
-def _version() -> str:
+def _version(package: str) -> str:
+    """As installed: asking the package itself would load it, which takes seconds for torch."""
     try:
-        return importlib.metadata.version("draftproof")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from draftproof.conformance.names import Refused
+
 PROJECT = ("triton", "baseline", "oracle")
 """Implementations that come with the project."""
 
@@ -23,7 +25,7 @@ PROBE_SECONDS = 120
 """How long importing a file from outside may take before the run is refused."""
 
 
-class BadImplementation(ValueError):
+class BadImplementation(Refused, ValueError):
     """An implementation that cannot be used; the message is one line for the user."""
 
 

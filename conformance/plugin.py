@@ -33,6 +33,10 @@ ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 GRACE_SECONDS = 5
 """How much longer than its limit a check may take before its whole worker is ended."""
 
+GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
+"""How the files in `/dev` begin through which a process reaches a GPU: NVIDIA's driver, that of its
+integrated GPUs, the one of Linux inside Windows, and AMD's."""
+
 PROPERTY = "draftproof"
 """Name of the user property in which a result travels, so that xdist keeps it."""
 
@@ -145,12 +149,23 @@ def _outside(name: str | None) -> bool:
     return name is not None and is_outside(name)
 
 
-def choose_device(asked: str) -> str:
-    """Pick "cpu" or "cuda", and switch the interpreter on where the CPU serves."""
+def _may_have_gpu() -> bool:
+    """Whether torch must be asked; a Linux that shows no GPU spares its import."""
+    if "torch" in sys.modules or not sys.platform.startswith("linux"):
+        return True
+    return any(name.startswith(GPU_DEVICES) for name in os.listdir("/dev"))
+
+
+def _torch_sees_gpu() -> bool:
     import torch
 
+    return torch.cuda.is_available()
+
+
+def choose_device(asked: str) -> str:
+    """Pick "cpu" or "cuda", and switch the interpreter on where the CPU serves."""
     wanted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    has_cuda = torch.cuda.is_available()
+    has_cuda = (asked == "cuda" or _may_have_gpu()) and _torch_sees_gpu()
     if asked == "cuda" and not has_cuda:
         raise pytest.UsageError("--device cuda: torch sees no CUDA device here")
     if asked == "cuda" and wanted:
@@ -197,10 +212,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _settings(config: pytest.Config, device: str) -> Any:
     from draftproof.conformance.implementations import probe
+    from draftproof.conformance.names import op_names
     from draftproof.conformance.session import Settings
-    from draftproof.conformance.spec import load_specs
 
-    known = list(load_specs())
+    known = list(op_names())
     ops = tuple(dict.fromkeys(config.option.dp_op or known))
     for op in ops:
         if op not in known:
@@ -312,7 +327,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found_bench = _bench_jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_bench", found_bench, ids=[job.id for job in found_bench])
     if "dp_mutant" in metafunc.fixturenames or "dp_variant" in metafunc.fixturenames:
-        from draftproof.conformance.spec import CHECKS, load_mutants
+        from draftproof.conformance.names import CHECKS
+        from draftproof.conformance.spec import load_mutants
 
         ops = settings_of(metafunc.config).ops
         mutants, variants = load_mutants()
@@ -363,9 +379,14 @@ def _plain_arm(function: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give every check of code from outside a time limit."""
+    """Put the longest checks first, and give every check of code from outside a time limit."""
     settings = config.stash.get(_SETTINGS, None)
-    if settings is None or settings.provided is None:
+    if settings is None:
+        return
+    if hasattr(config, "workerinput"):
+        # The longest first: a worker that begins it last keeps the others waiting.
+        items.sort(key=lambda item: "-fuzz-" not in item.name)
+    if settings.provided is None:
         return
     for item in items:
         if (job := _job_of(item.nodeid)) is not None:

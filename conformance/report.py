@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftproof.conformance.names import CHECKS
 from draftproof.conformance.session import Report, Settings
-from draftproof.conformance.spec import CHECKS
 
 _SIGNS = {
     "passed": ("ok", "green"),

@@ -24,9 +24,6 @@ Args = dict[str, Any]
 PROFILES = ("quick", "full", "soak")
 """How much is run: each profile includes the cases of those before it."""
 
-CHECKS = ("eager", "guards", "poison", "strided", "graph", "repeat", "invalid", "fuzz")
-"""Every check of the suite, in the order in which they run and are reported."""
-
 CASE_CHECKS = ("eager", "guards", "poison", "strided", "graph", "repeat")
 """The checks that run once for every case; `invalid` runs per bad input, `fuzz` once per op."""
 
@@ -300,12 +297,21 @@ class Variant:
 
 @functools.cache
 def load_specs() -> dict[str, OpSpec]:
-    """Every op spec, by name: the lists `SPECS` of the modules in `conformance/ops/`."""
-    return {
-        spec.name: spec
-        for module in _modules("draftproof.conformance.ops")
-        for spec in module.SPECS
-    }
+    """Every op spec, by name: the lists `SPECS` of the modules in `conformance/ops/`.
+
+    Raises
+    ------
+    ValueError
+        If a module has `OPS` that are not the ops of its `SPECS`.
+    """
+    found: dict[str, OpSpec] = {}
+    for module in _modules("draftproof.conformance.ops"):
+        specs = {spec.name: spec for spec in module.SPECS}
+        declared = getattr(module, "OPS", tuple(specs))
+        if tuple(specs) != declared:
+            raise ValueError(f"{module.__name__}: OPS is {declared}, SPECS define {tuple(specs)}")
+        found |= specs
+    return found
 
 
 @functools.cache

@@ -804,6 +804,8 @@ def bench() -> list[BenchPoint]:
     return points
 
 
+OPS = ("c128_cleanup",)
+
 SPECS = [
     OpSpec(
         name="c128_cleanup",

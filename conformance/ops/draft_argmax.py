@@ -989,6 +989,8 @@ def bench() -> list[BenchPoint]:
     return points
 
 
+OPS = ("draft_argmax",)
+
 SPECS = [
     OpSpec(
         name="draft_argmax",

@@ -1254,4 +1254,11 @@ DRAFT = OpSpec(
 )
 
 
+OPS = (
+    "dsa_decode_metadata",
+    "dsa_target_verify_metadata",
+    "dsa_draft_extend_metadata",
+    "dsa_draft_decode_metadata",
+)
+
 SPECS = [DECODE, VERIFY, EXTEND, DRAFT]

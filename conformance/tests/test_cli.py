@@ -155,6 +155,30 @@ def test_list_names_every_op_and_what_can_run(tmp_path: Path) -> None:
     assert "here: " in done.stdout
 
 
+def test_without_a_gpu_the_process_that_hands_out_checks_never_loads_torch(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from unittest import mock
+from draftproof.conformance.cli import main
+try:
+    # Whatever this machine has: nothing in /dev that leads to a GPU.
+    with mock.patch("os.listdir", lambda folder=".": []), mock.patch("os.cpu_count", lambda: 2):
+        main(sys.argv[1:])
+except SystemExit as end:
+    print("exit", end.code, "torch" in sys.modules, "triton" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "verify", "--op", OP, "--impl", "oracle", "--json", "r"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.splitlines()[-1] == "exit 0 False False", done.stdout + done.stderr
+    assert {line["status"] for line in results(tmp_path / "r")} == {"passed", "skipped"}
+
+
 def test_verify_counts_what_an_implementation_lacks_and_fails_if_nothing_was_compared(
     tmp_path: Path,
 ) -> None:

@@ -20,8 +20,9 @@ import torch
 
 from draftproof.conformance import casefile, vectors
 from draftproof.conformance.checks import Subject, run_target, targets
+from draftproof.conformance.names import CHECKS
 from draftproof.conformance.plugin import ROOT
-from draftproof.conformance.spec import CHECKS, OpSpec, load_specs
+from draftproof.conformance.spec import OpSpec, load_specs
 from draftproof.oracles import numerics
 from draftproof.oracles.dsa_metadata import StepTables
 

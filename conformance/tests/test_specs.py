@@ -11,11 +11,16 @@ import torch
 from draftproof.conformance import vectors
 from draftproof.conformance.calls import geometry, leaves
 from draftproof.conformance.checks import Subject, case_seed, effect_of, path_matches, replays_of
+from draftproof.conformance.names import CHECKS, op_names
 from draftproof.conformance.plugin import ROOT
-from draftproof.conformance.spec import CHECKS, OpSpec, load_mutants, load_specs
+from draftproof.conformance.spec import OpSpec, load_mutants, load_specs
 
 SPECS = load_specs()
 LARGE_BYTES = 1 << 26
+
+
+def test_the_names_known_without_loading_specs_are_theirs() -> None:
+    assert op_names() == tuple(SPECS)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
