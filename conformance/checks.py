@@ -648,26 +648,31 @@ def check_repeat(subject: Subject, case: Case) -> None:
     wanted = _checked_oracle(subject, case, call)
     placement = Placement(call, subject.device)
     first: dict[str, Tensor] | None = None
+    kept: dict[str, Tensor] = {}
     same, changed = REPEATS[subject.profile]
     for number in range(same):
         placement.load(call)
         run = _Run(placement, _invoke(subject, placement.args, call), [])
         _hold(subject, call, wanted, run, f"call {number + 1} on the same inputs")
-        got = _copies({**placement.views, **run.returned(wanted)})
+        returned = run.returned(wanted)
+        got = _copies({**placement.views, **returned})
         if first is None:
-            first = got
+            first, kept = got, {path: returned[path] for path in wanted.returned}
         _hold_alike(subject, call, wanted, first, got, f"calls 1 and {number + 1} differ")
-    for number, other in enumerate(replays_of(subject, case, call)[:changed]):
-        placement.load(other)
-        run = _Run(placement, _invoke(subject, placement.args, call), [])
-        due = _wanted(subject, other)
-        _repeat_hold(subject, [call, other], due, run, f"changed inputs {number}, same memory")
+    # At once after calls that hold the same content: what one of those left behind would win now.
     if subject.spec.rescale:
         other = subject.spec.rescale(call)
         placement.load(other)
         run = _Run(placement, _invoke(subject, placement.laid(other), call, other), [])
         due = _wanted(subject, other)
         _repeat_hold(subject, [call, other], due, run, "other numbers, same memory")
+    others = replays_of(subject, case, call)[:changed]
+    for number, other in enumerate(others):
+        placement.load(other)
+        run = _Run(placement, _invoke(subject, placement.args, call), [])
+        due = _wanted(subject, other)
+        _repeat_hold(subject, [call, other], due, run, f"changed inputs {number}, same memory")
+    _hold_earlier(placement, kept, first or {}, [call, *others])
     if subject.device.type == "cuda":
         placement.load(call)
         stream = torch.cuda.Stream(subject.device)
@@ -685,6 +690,24 @@ def _repeat_hold(
         _hold(subject, calls[-1], wanted, run, label)
     except Violation as violation:
         raise Violation(str(violation), calls) from None
+
+
+def _hold_earlier(
+    placement: Placement,
+    kept: Mapping[str, Tensor],
+    was: Mapping[str, Tensor],
+    calls: list[dict[str, Any]],
+) -> None:
+    """What a call returned is its caller's: later calls must not write there.
+
+    A result that is a view of an argument shares that argument's fate.
+    """
+    given = {tensor.untyped_storage().data_ptr() for tensor in placement.views.values()}
+    for path, tensor in kept.items():
+        if tensor.untyped_storage().data_ptr() in given:
+            continue
+        if not same_bits(was[path], tensor):
+            raise Violation(f"{path}: a later call wrote into what an earlier one returned", calls)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
