@@ -462,6 +462,16 @@ def _drafts_kept_by_geometry(states, *indices, num_draft_tokens, **named):
     _in_torch()(states, *indices, num_draft_tokens=num_draft_tokens, **named)
 
 
+_rings: dict[Any, int] = {}
+
+
+def _ring_kept_by_address(states, *indices, ring_size, **named):
+    kept = ring_size
+    if len(states) and ring_size > 0 and not states[0].shape[0] % ring_size:
+        kept = _rings.setdefault((states[0].data_ptr(), states[0].shape), ring_size)
+    _in_torch()(states, *indices, ring_size=kept, **named)
+
+
 _lengths: dict[int, Tensor] = {}
 
 
@@ -549,6 +559,13 @@ _FUNCTION_MUTANTS = [
         "keeps the number of drafts that it first saw for a shape",
         ("repeat",),
         _drafts_kept_by_geometry,
+    ),
+    Mutant(
+        "ring_kept_by_address",
+        OP,
+        "keeps the ring size that it first saw with some states",
+        ("repeat",),
+        _ring_kept_by_address,
     ),
     Mutant(
         "graph_reads_stale_lengths",

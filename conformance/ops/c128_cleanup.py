@@ -180,8 +180,13 @@ def replays(params: Params) -> list[Params]:
 
 
 def rescale(args: Args) -> Args:
-    """The same tensors, with one draft more."""
-    return {**args, "num_draft_tokens": args["num_draft_tokens"] + 1}
+    """The same tensors, with one draft more, and as twice as many rings where they halve."""
+    ring_size = args["ring_size"]
+    return {
+        **args,
+        "num_draft_tokens": args["num_draft_tokens"] + 1,
+        "ring_size": ring_size // 2 if ring_size % 2 == 0 else ring_size,
+    }
 
 
 def rejected_region(before: Args, path: str) -> Tensor:
