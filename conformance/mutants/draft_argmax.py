@@ -417,6 +417,116 @@ class VocabularyIsKept(Exchange):
         return super().offer(shards, rank, vocab_size, nan_policy)
 
 
+class SignallingNanIsDropped(Exchange):
+    """Looks at the quiet bit of the input type, before the scores are widened."""
+
+    def sink(self, shard: Tensor) -> Tensor:
+        bits = shard.view(torch.int32 if shard.dtype == torch.float32 else torch.int16)
+        quiet = {torch.float32: 1 << 22, torch.bfloat16: 1 << 6, torch.float16: 1 << 9}
+        return torch.where((bits & quiet[shard.dtype]) == 0, -torch.inf, super().sink(shard))
+
+
+class InfinitiesAreClamped(Exchange):
+    """As `nan_to_num` does unless it is told otherwise."""
+
+    def widen(self, shard: Tensor) -> Tensor:
+        limits = torch.finfo(shard.dtype)
+        return torch.clamp(super().widen(shard), limits.min, limits.max)
+
+
+class ZerosAreOrderedOnOneRank(ZerosAreOrdered):
+    """A path of its own for a vocabulary that is not split."""
+
+    alone = False
+
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
+        self.alone = len(shards) == 1
+        return super().read(shards, rank)
+
+    def order(self, scores: Tensor) -> Tensor:
+        return super().order(scores) if self.alone else Exchange.order(self, scores)
+
+
+class _RanksAreLost(Exchange):
+    """Of many candidates some are not looked at."""
+
+    def looked_at(self, ranks: int) -> int:
+        raise NotImplementedError
+
+    def across_ranks(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        ranks = self.looked_at(keys.shape[1])
+        return super().across_ranks(keys[:, :ranks], ids[:, :ranks])
+
+
+class RanksBeyond8AreLost(_RanksAreLost):
+    def looked_at(self, ranks: int) -> int:
+        return min(ranks, 8)
+
+
+class EighthRankIsLost(_RanksAreLost):
+    def looked_at(self, ranks: int) -> int:
+        return ranks - (ranks == 8)
+
+
+class SixthOfSixRanksIsLost(_RanksAreLost):
+    def looked_at(self, ranks: int) -> int:
+        return ranks - (ranks == 6)
+
+
+class ColumnsPast65536AreLost(Exchange):
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
+        return shards[rank][:, :65536]
+
+
+class LogitsOffsetsHave32Bits(Exchange):
+    def read(self, shards: Sequence[Tensor], rank: int) -> Tensor:
+        shard = shards[rank]
+        rows = torch.arange(shard.shape[0], device=shard.device)
+        wraps = rows * shard.stride(0) >= 2**31
+        return torch.where(wraps[:, None], shard[:1], shard)
+
+
+class DraftOffsetsHave32Bits(Exchange):
+    def write_draft(self, draft_tokens: Tensor, column: int, tokens: Tensor) -> None:
+        for row, token in enumerate(tokens.tolist()):
+            if row * draft_tokens.stride(0) < 2**31:
+                draft_tokens[row, column] = token
+
+
+class ZeroPositionsAreSkipped(Exchange):
+    def advance(self, positions: Tensor, *_: Any) -> None:
+        positions += positions != 0
+
+
+class TokensStandInOneBuffer(Exchange):
+    """Every call of a shape returns the same memory."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, Tensor] = {}
+
+    def across_ranks(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        best, chosen = super().across_ranks(keys, ids)
+        buffer = self.buffers.setdefault(chosen.shape[0], torch.empty_like(chosen))
+        return best, buffer.copy_(chosen)
+
+
+class PaddingShardLeavesItsSlot(Exchange):
+    """A shard of padding offers nothing, and clears nothing either."""
+
+    def __init__(self) -> None:
+        self.slots: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def offer(
+        self, shards: Sequence[Tensor], rank: int, vocab_size: int, nan_policy: str
+    ) -> tuple[Tensor, Tensor]:
+        offered = super().offer(shards, rank, vocab_size, nan_policy)
+        slot = (rank, *(tuple(shard.shape) for shard in shards), shards[0].device)
+        if self.first_id(shards, rank) >= vocab_size:
+            return self.slots.get(slot, offered)
+        self.slots[slot] = offered
+        return offered
+
+
 class RowlessCallsAreNotChecked(Exchange):
     def check(self, *arguments: Any) -> None:
         shards = arguments[0]
@@ -484,6 +594,52 @@ MUTANTS = [
         "vocabulary_kept",
         "The vocabulary size that was first seen with some memory is kept.",
         VocabularyIsKept,
+        "repeat",
+    ),
+    _mutant(
+        "signalling_nan_dropped",
+        "A NaN without its quiet bit counts as -inf.",
+        SignallingNanIsDropped,
+    ),
+    _mutant(
+        "infinities_clamped",
+        "An infinity counts as the largest finite number of its sign.",
+        InfinitiesAreClamped,
+    ),
+    _mutant("zeros_ordered_on_one_rank", "Of one rank, -0 loses to +0.", ZerosAreOrderedOnOneRank),
+    _mutant("ranks_beyond_8_lost", "The ninth rank's candidate is lost.", RanksBeyond8AreLost),
+    _mutant("eighth_rank_lost", "Of eight ranks the last one never wins.", EighthRankIsLost),
+    _mutant("sixth_rank_lost", "Of six ranks the last one never wins.", SixthOfSixRanksIsLost),
+    _mutant(
+        "columns_past_65536_lost",
+        "A shard's columns from the 65537th on are not read.",
+        ColumnsPast65536AreLost,
+    ),
+    _mutant(
+        "logits_offsets_have_32_bits",
+        "The row that lies 2^31 elements on is not the one that is read.",
+        LogitsOffsetsHave32Bits,
+    ),
+    _mutant(
+        "draft_offsets_have_32_bits",
+        "A draft row that lies 2^31 elements on is not written.",
+        DraftOffsetsHave32Bits,
+    ),
+    _mutant(
+        "zero_positions_skipped",
+        "Positions of zero are taken for padding.",
+        ZeroPositionsAreSkipped,
+    ),
+    _mutant(
+        "tokens_in_one_buffer",
+        "The next call overwrites the tokens that the last one returned.",
+        TokensStandInOneBuffer,
+        "repeat",
+    ),
+    _mutant(
+        "padding_shard_leaves_its_slot",
+        "A shard that became padding still offers its last candidate.",
+        PaddingShardLeavesItsSlot,
         "repeat",
     ),
     _mutant(

@@ -40,6 +40,7 @@ SPECIALS: Mapping[str, Mapping[str, int]] = {
         "nan": (0x7FC00000, 0x7FC0, 0x7E00),
         "-nan": (0xFFC00000, 0xFFC0, 0xFE00),
         "signalling_nan": (0x7F800001, 0x7F81, 0x7C01),
+        "-signalling_nan": (0xFF800001, 0xFF81, 0xFC01),
         "full_nan": (0x7FFFFFFF, 0x7FFF, 0x7FFF),
     }.items()
 }
@@ -146,6 +147,8 @@ def _positions(kind: str, rows: int, generator: torch.Generator) -> Tensor:
     # The next two: what float64 cannot count on from, and a position before the first.
     positions[1:2] = highest if kind == "int32" else 2**53
     positions[2:3] = -1
+    # A first position is no mark of an unused row.
+    positions[3:4] = 0
     return positions.to(POSITION_DTYPES[kind])
 
 
@@ -196,10 +199,28 @@ def _geometry_cases() -> list[Case]:
         Case("five_tokens_over_three_ranks", {"rows": 2, "widths": [2, 2, 1], "vocab": 5}),
         Case(
             "eight_ranks_of_other_widths",
-            {"rows": 3, "widths": [3, 1, 4, 1, 5, 9, 2, 6], "vocab": 31, "fill": "ties"},
+            {
+                "rows": 3,
+                "widths": [3, 1, 4, 1, 5, 9, 2, 6],
+                "vocab": 31,
+                "fill": "ties",
+                "pokes": [[0, 30, "100"]],
+            },
             checks=LARGE,
         ),
-        # Five and seven ranks: candidates are no power of two.
+        # More ranks than a node has GPUs; the candidates of half a warp are not enough.
+        Case(
+            "seventeen_ranks",
+            {
+                "rows": 1,
+                "widths": [1] * 17,
+                "vocab": 17,
+                "fill": "negative",
+                "pokes": [[0, 16, "0"]],
+            },
+            checks=VALUES,
+        ),
+        # Five, six and seven ranks: candidates are no power of two. The last one must count.
         Case(
             "winner_in_each_of_five_ranks",
             {
@@ -213,7 +234,25 @@ def _geometry_cases() -> list[Case]:
         ),
         Case(
             "seven_ranks_fp16",
-            {"rows": 2, "widths": [5] * 7, "vocab": 35, "dtype": "fp16", "fill": "coarse"},
+            {
+                "rows": 2,
+                "widths": [5] * 7,
+                "vocab": 35,
+                "dtype": "fp16",
+                "fill": "coarse",
+                "pokes": [[0, 34, "100"]],
+            },
+            checks=VALUES,
+        ),
+        Case(
+            "six_ranks",
+            {
+                "rows": 1,
+                "widths": [2] * 6,
+                "vocab": 11,
+                "fill": "-inf",
+                "pokes": [[0, 10, "-max"]],
+            },
             checks=VALUES,
         ),
         # A rank's first id is the sum of the widths before it, not its number times a width.
@@ -229,7 +268,13 @@ def _geometry_cases() -> list[Case]:
         ),
         Case(
             "all_rows_are_one_row_in_memory",
-            {"rows": 3, "widths": [9, 8], "vocab": 17, "row_strides": [0, 0]},
+            {
+                "rows": 3,
+                "widths": [9, 8],
+                "vocab": 17,
+                "row_strides": [0, 0],
+                "pokes": [[0, 11, "100"]],
+            },
             checks=VALUES,
         ),
         Case(
@@ -255,7 +300,7 @@ def _geometry_cases() -> list[Case]:
         ),
         Case(
             "a_hundred_and_thirty_rows",
-            {"rows": 130, "widths": [3, 2], "vocab": 5, "fill": "coarse", "draft": [2, 1]},
+            {"rows": 130, "widths": [5], "vocab": 5, "fill": "coarse", "draft": [2, 1]},
             checks=("eager", "graph"),
         ),
         # More rows than a grid has blocks in its second dimension.
@@ -279,7 +324,7 @@ def _geometry_cases() -> list[Case]:
         Case(
             "no_draft_tokens",
             # The column is not looked at then.
-            {"rows": 2, "widths": [6, 2], "vocab": 8, "draft": None, "column": 7},
+            {"rows": 2, "widths": [6, 2], "vocab": 8, "draft": None, "column": -1},
             checks=LARGE,
         ),
         Case(
@@ -387,11 +432,12 @@ def _vocabulary_cases() -> list[Case]:
             "ids_around_65536",
             {
                 "rows": 4,
-                "widths": [65536, 4464],
+                # One shard holds most: a column, too, may pass 65536.
+                "widths": [69997, 3],
                 "vocab": 70000,
                 "fill": "-1",
                 "pokes": [
-                    *_winners((65537, 65535)),
+                    *_winners((65536, 65535)),
                     # Ties further apart than any block is wide.
                     *_rows_of_pokes(
                         {}, {}, {5: "1", 65535: "1"}, {20000: "1", 40000: "1", 66000: "1"}
@@ -487,21 +533,23 @@ def _vocabulary_cases() -> list[Case]:
         )
         for policy in ("sink", "first")
     ]
-    # Row times stride passes 2^31 elements at the third row.
+    # Row times stride passes 2^31 elements at the third row. Little of that memory is touched.
     cases += [
         Case(
             "logits_rows_past_2_31",
-            {"rows": 3, "widths": [33], "vocab": 33, "row_strides": [2**30 + 8]},
-            profile="full",
+            {
+                "rows": 3,
+                "widths": [33],
+                "vocab": 33,
+                "row_strides": [2**30 + 8],
+                "pokes": [[2, 32, "100"]],
+            },
             checks=("eager",),
-            device="cuda",
         ),
         Case(
             "draft_rows_past_2_31",
             {"rows": 3, "widths": [33], "vocab": 33, "draft": [2, 1], "draft_stride": 2**30 + 8},
-            profile="full",
             checks=("eager",),
-            device="cuda",
         ),
     ]
     return cases
@@ -598,6 +646,9 @@ def _order_cases() -> list[Case]:
                 {2: "1_up", 7: "1"},
                 {0: "1", 4: "1_up"},
                 {6: "-1", 3: "-1_down"},
+                # The ends of the finite scores are no infinities.
+                {2: "max", 7: "inf"},
+                {0: "-inf"},
                 dtype=kind,
                 fill="-max",
             ),
@@ -608,9 +659,9 @@ def _order_cases() -> list[Case]:
                 {2: "nan", 6: "-1e30_up"},
                 {3: "nan", 1: "-1e30_down", 8: "-1e30_down"},
                 {9: "-nan", 0: "-2e30"},
-                {0: "signalling_nan", 9: "-inf"},
+                {5: "signalling_nan"},
                 {4: "full_nan"},
-                {7: "nan", 3: "-nan"},
+                {7: "-nan", 3: "-signalling_nan"},
                 {0: "nan", 5: "inf"},
                 dtype=kind,
                 fill="-inf",
@@ -619,7 +670,7 @@ def _order_cases() -> list[Case]:
                 f"nan_sinks_below_scores_{kind}",
                 10,
                 {0: "nan", 9: "nan"},
-                {3: "-nan", 4: "full_nan", 5: "signalling_nan"},
+                {3: "-nan", 4: "full_nan", 5: "signalling_nan", 6: "-signalling_nan"},
                 dtype=kind,
             ),
             # The first NaN wins, whatever its sign and payload, over +inf too.
@@ -630,15 +681,25 @@ def _order_cases() -> list[Case]:
                 {0: "inf", 9: "-nan"},
                 {4: "-nan", 5: "nan"},
                 {1: "inf", 6: "signalling_nan", 8: "inf"},
-                {0: "nan"},
+                {2: "inf", 5: "-signalling_nan", 9: "nan"},
                 {9: "full_nan"},
                 {3: "max"},
-                {},
                 dtype=kind,
                 nan_policy="first",
             ),
         ]
     cases += [
+        # A single rank may have a path of its own, and keeps the same order.
+        case(
+            "one_rank",
+            10,
+            {1: "-0", 8: "0"},
+            {3: "nan", 5: "-nan", 7: "-2e30"},
+            {4: "inf", 6: "nan", 9: "inf"},
+            {},
+            widths=[10],
+            fill="-inf",
+        ),
         # An equal score ties with a sunk NaN, and the lower id wins: fp32 holds fl32(-1e30).
         case(
             "nan_ties_with_its_score",
@@ -683,7 +744,7 @@ def _order_cases() -> list[Case]:
         Case(
             f"specials_mixed_{kind}_{policy}",
             {
-                "rows": 8,
+                "rows": 6,
                 "widths": [5, 3, 4],
                 "vocab": 11,
                 "fill": "mixed",
