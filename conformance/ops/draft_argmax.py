@@ -202,20 +202,23 @@ def _geometry_cases() -> list[Case]:
             {
                 "rows": 3,
                 "widths": [3, 1, 4, 1, 5, 9, 2, 6],
-                "vocab": 31,
+                "vocab": 30,
                 "fill": "ties",
-                "pokes": [[0, 30, "100"]],
+                "pokes": [[0, 29, "100"]],
             },
             checks=LARGE,
         ),
         # More ranks than a node has GPUs; the candidates of half a warp are not enough.
         Case(
-            "seventeen_ranks",
+            "eighteen_ranks",
             {
                 "rows": 1,
-                "widths": [1] * 17,
+                "widths": [1] * 18,
                 "vocab": 17,
+                "dtype": "fp32",
                 "fill": "negative",
+                "padding": "-nan",
+                "nan_policy": "first",
                 "pokes": [[0, 16, "0"]],
             },
             checks=VALUES,
@@ -237,10 +240,10 @@ def _geometry_cases() -> list[Case]:
             {
                 "rows": 2,
                 "widths": [5] * 7,
-                "vocab": 35,
+                "vocab": 34,
                 "dtype": "fp16",
                 "fill": "coarse",
-                "pokes": [[0, 34, "100"]],
+                "pokes": [[0, 33, "100"]],
             },
             checks=VALUES,
         ),
@@ -250,7 +253,9 @@ def _geometry_cases() -> list[Case]:
                 "rows": 1,
                 "widths": [2] * 6,
                 "vocab": 11,
+                "dtype": "fp32",
                 "fill": "-inf",
+                "padding": "nan",
                 "pokes": [[0, 10, "-max"]],
             },
             checks=VALUES,
@@ -324,7 +329,14 @@ def _geometry_cases() -> list[Case]:
         Case(
             "no_draft_tokens",
             # The column is not looked at then.
-            {"rows": 2, "widths": [6, 2], "vocab": 8, "draft": None, "column": -1},
+            {
+                "rows": 2,
+                "widths": [6, 2],
+                "vocab": 8,
+                "draft": None,
+                "column": -1,
+                "positions": "int32",
+            },
             checks=LARGE,
         ),
         Case(
@@ -673,6 +685,20 @@ def _order_cases() -> list[Case]:
                 {3: "-nan", 4: "full_nan", 5: "signalling_nan", 6: "-signalling_nan"},
                 dtype=kind,
             ),
+            # A single rank may have a path of its own, and keeps the same order.
+            case(
+                f"one_rank_{kind}",
+                10,
+                {1: "-0", 8: "0"},
+                {2: "0", 7: "-0"},
+                {0: "-tiny", 5: "0", 6: "tiny"},
+                {3: "1", 9: "1_up"},
+                {3: "nan", 5: "-nan", 7: "-2e30"},
+                {4: "inf", 6: "nan", 9: "inf"},
+                dtype=kind,
+                widths=[10],
+                fill="-inf",
+            ),
             # The first NaN wins, whatever its sign and payload, over +inf too.
             case(
                 f"nan_first_{kind}",
@@ -689,16 +715,12 @@ def _order_cases() -> list[Case]:
             ),
         ]
     cases += [
-        # A single rank may have a path of its own, and keeps the same order.
         case(
-            "one_rank",
-            10,
-            {1: "-0", 8: "0"},
-            {3: "nan", 5: "-nan", 7: "-2e30"},
-            {4: "inf", 6: "nan", 9: "inf"},
-            {},
-            widths=[10],
-            fill="-inf",
+            "one_rank_nan_first",
+            6,
+            {1: "inf", 3: "nan", 4: "-nan"},
+            widths=[6],
+            nan_policy="first",
         ),
         # An equal score ties with a sunk NaN, and the lower id wins: fp32 holds fl32(-1e30).
         case(
