@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -426,7 +427,13 @@ def filled(call: Mapping[str, Any], paths: set[str], byte: int) -> dict[str, Any
     return copied
 
 
-def restride(call: Mapping[str, Any], strides: Mapping[str, str], pad: int) -> dict[str, Any]:
+GROWTHS = 3
+"""How often a spread grows from tensor to tensor before it begins again: memory grows with it."""
+
+
+def restride(
+    call: Mapping[str, Any], strides: Mapping[str, str], pad: int, growth: int = 0
+) -> dict[str, Any]:
     """The same call with the tensors named in `strides` (path to "rows" or "any") spread out.
 
     Parameters
@@ -434,6 +441,9 @@ def restride(call: Mapping[str, Any], strides: Mapping[str, str], pad: int) -> d
     pad : int
         Elements added to each row; with "any", neighbours in the last dimension also stand
         `pad + 1` elements apart. Tensors that share storage are left alone.
+    growth : int
+        What is added to `pad` from one tensor to the next, `GROWTHS` times: strides of one tensor
+        do not fit another then.
     """
     shared = {
         leaf.path
@@ -442,17 +452,20 @@ def restride(call: Mapping[str, Any], strides: Mapping[str, str], pad: int) -> d
         for leaf in storage.leaves
     }
 
+    number = count()
+
     def change(path: str, tensor: Tensor) -> Tensor:
         kind = strides.get(path)
         if kind is None or path in shared or 0 in tensor.stride() or not tensor.numel():
             return tensor
-        step = pad + 1 if kind == "any" else 1
-        if tensor.dim() < 2 and step == 1:
+        if tensor.dim() < 2 and kind != "any":
             return tensor
+        own = pad + growth * (next(number) % (GROWTHS + 1))
+        step = own + 1 if kind == "any" else 1
         spread, widths = [], step
         for size in reversed(tensor.shape):
             spread.append(widths)
-            widths = widths * size + (pad if len(spread) == 1 else 0)
+            widths = widths * size + (own if len(spread) == 1 else 0)
         stride = tuple(reversed(spread))
         room = torch.zeros(
             1 + sum((n - 1) * s for n, s in zip(tensor.shape, stride, strict=True)),

@@ -248,6 +248,15 @@ def _at_most(bound: int) -> Callable[[int, Sequence[int]], int]:
     return lambda request, rows: rows[min(request, bound - 1)]
 
 
+def _without_overflow(kv_len: int, max_len: int) -> int:
+    """Live columns where the rounding up is done in int32: none, once it wraps."""
+    return 0 if kv_len > 2**31 - BLOCK else _live(kv_len, max_len)
+
+
+def _known_page(span: int) -> int:
+    return span if span in (1, 16, 64, 256) else 64
+
+
 SHARED_FAULTS: Iterable[tuple[str, str, tuple[str, ...], dict[str, Any]]] = (
     (
         "one_column_too_few",
@@ -356,6 +365,58 @@ SHARED_FAULTS: Iterable[tuple[str, str, tuple[str, ...], dict[str, Any]]] = (
         "does not clamp to dsa_index_topk",
         ("eager",),
         {"clamp": lambda length, topk: length},
+    ),
+    (
+        "block_end_wraps",
+        "rounds a length near 2^31 up in int32",
+        ("eager",),
+        {"live": _without_overflow},
+    ),
+    (
+        "lengths_of_16_bits",
+        "fills tables up to the lower 16 bits of the length",
+        ("eager",),
+        {"live": lambda kv, most: _live(kv & 0xFFFF, most)},
+    ),
+    (
+        "slot_0_taken_for_none",
+        "keeps slot 0 for padding",
+        ("eager",),
+        {"values": lambda tokens, columns, span: _values(tokens.clamp(min=1), columns, span)},
+    ),
+    (
+        "pool_row_of_8_bits",
+        "reads the lower 8 bits of a pool row",
+        ("eager",),
+        {"pool_row": lambda request, rows: rows[request] & 0xFF},
+    ),
+    (
+        "pool_row_of_16_bits",
+        "reads the lower 16 bits of a pool row",
+        ("eager",),
+        {"pool_row": lambda request, rows: rows[request] & 0xFFFF},
+    ),
+    (
+        "other_pages_taken_for_64",
+        "knows pages of 1, 16, 64 and 256",
+        ("eager",),
+        {
+            "values": lambda tokens, columns, span: (
+                tokens[: columns * span : span] // _known_page(span)
+            )
+        },
+    ),
+    (
+        "topk_at_most_2048",
+        "clamps to 2048 whatever dsa_index_topk says",
+        ("eager",),
+        {"clamp": lambda length, topk: min(length, topk, 2048)},
+    ),
+    (
+        "clamped_in_fp32",
+        "clamps lengths as floats",
+        ("eager",),
+        {"clamp": lambda length, topk: int(torch.tensor(min(length, topk)).float()) & 0x7FFFFFFF},
     ),
     (
         "sums_exclusive",
@@ -486,6 +547,27 @@ EXTEND_FAULTS = (
         },
     ),
     (
+        "static_extend_cut_at_max_extend_len",
+        "takes max_extend_len for a bound of the static length",
+        ("eager",),
+        {
+            "extends": lambda extends, static, most: (
+                [min(extend, most) for extend in extends[:1] * len(extends)] if static else extends
+            )
+        },
+    ),
+    (
+        "skips_one_request_without_query_only",
+        "looks one request further at most where one has no query",
+        ("eager",),
+        {
+            "extends": lambda extends, static, most: [
+                extend + (index > 0 and not extend and not extends[index - 1] and sum(extends) > 0)
+                for index, extend in enumerate(extends[:1] * len(extends) if static else extends)
+            ]
+        },
+    ),
+    (
         "no_query_counts_as_one",
         "gives requests without a query a row",
         ("eager",),
@@ -591,6 +673,45 @@ def _draft_strides_of_the_first_step(*, steps: Sequence[Any], **args: Any) -> No
         _decode(Rules(), **{**vars(step), **tables}, **args)
 
 
+def _draft_column_strides_of_the_first_step(*, steps: Sequence[Any], **args: Any) -> None:
+    first = vars(steps[0])
+    for step in steps:
+        tables = {
+            name: value.as_strided(value.shape, (value.stride(0), first[name].stride(1)))
+            for name, value in vars(step).items()
+            if name.endswith(("table", "table_1")) and None not in (value, first[name])
+        }
+        _decode(Rules(), **{**vars(step), **tables}, **args)
+
+
+def _pages_with_column_stride_of_slots(op: str, **args: Any) -> None:
+    for out in args.get("steps", [SimpleNamespace(**args)]):
+        slots, pages = out.page_table_1, out.real_page_table
+        if None in (slots, pages):
+            continue
+        columns = -(-args["max_len"] // args["physical_page_size"])
+        if columns > 1 and slots.stride(1) != pages.stride(1):
+            # What such a kernel leaves: the columns stay, others are hit.
+            old = pages.clone()
+            OPS[op](Rules(), **args)
+            pages[:, 1:] = old[:, 1:]
+            return
+    OPS[op](Rules(), **args)
+
+
+_POOL_ROWS: dict[tuple[Any, ...], Tensor] = {}
+
+
+def _keeps_tables_for_known_lengths(op: str, *, seq_lens: Tensor, **args: Any) -> None:
+    """Takes the map of requests for unchanged when an address holds lengths seen there before."""
+    key = (op, seq_lens.data_ptr(), tuple(seq_lens.tolist()), args["req_to_token"].shape)
+    rows = args["req_pool_indices"]
+    known = _POOL_ROWS.setdefault(key, rows.clone())
+    if known.shape == rows.shape and known.dtype == rows.dtype:
+        args["req_pool_indices"] = known
+    OPS[op](Rules(), seq_lens=seq_lens, **args)
+
+
 def _draft_copies_whole_rows(*, steps: Sequence[Any], **args: Any) -> None:
     bs = len(args["seq_lens"])
     for step in steps:
@@ -642,6 +763,14 @@ def _empty_batch_not_validated(op: str, *, seq_lens: Any, **args: Any) -> None:
     return OPS[op](Rules(), seq_lens=seq_lens, **args)
 
 
+def _rank_not_checked(op: str, **args: Any) -> None:
+    def flat(path: str, tensor: Tensor) -> Tensor:
+        rank = 2 if path.endswith(("page_table_1", "_table", "_2d", "req_to_token")) else 1
+        return tensor[..., 0] if tensor.dim() == rank + 1 and tensor.shape[-1] == 1 else tensor
+
+    getattr(oracles, op)(**calls.replace(args, flat))
+
+
 def _extend_static_by_default(*, static_extend_len: bool = True, **args: Any) -> None:
     _extend(Rules(), static_extend_len=static_extend_len, **args)
 
@@ -676,6 +805,27 @@ MUTANTS = [
             "keeps the top-k that it first saw with the lengths at an address",
             ("repeat",),
             partial(_keeps_topk_by_address, op),
+        ),
+        Mutant(
+            "pool_rows_kept_for_known_lengths",
+            op,
+            "looks the requests up again only when a length has changed",
+            ("repeat",),
+            partial(_keeps_tables_for_known_lengths, op),
+        ),
+        Mutant(
+            "pages_with_column_stride_of_slots",
+            op,
+            "has one column stride for both page tables",
+            ("strided",),
+            partial(_pages_with_column_stride_of_slots, op),
+        ),
+        Mutant(
+            "rank_not_checked",
+            op,
+            "looks at the entries and rows of a tensor, not at its rank",
+            ("invalid",),
+            partial(_rank_not_checked, op),
         ),
         Mutant(
             "empty_batch_not_validated",
@@ -736,6 +886,12 @@ MUTANTS += [
                 "takes the strides of the first step for all",
                 ("eager", "guards"),
                 _draft_strides_of_the_first_step,
+            ),
+            (
+                "column_strides_of_the_first_step",
+                "takes the column strides of the first step for all",
+                ("strided",),
+                _draft_column_strides_of_the_first_step,
             ),
             (
                 "copies_whole_rows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
@@ -100,11 +101,13 @@ class _Maker:
         # One row more than is named: row 0 is also where padded requests point.
         rows = self.params.get("pool_size", 1 + max(self.params["pool_rows"], default=0))
         tokens = self._matrix(rows, self.params["max_len"] + self.params["wider"])
-        # The largest slots are among them; none is negative.
+        # The largest slots are among them, and slot 0, in any column; none is negative.
         tokens.copy_(
             torch.randint(2**31, tokens.shape, dtype=torch.int32, generator=self.generator)
         )
-        tokens[:, ::5] |= 0x7FFFFF00
+        kind = tokens % 8
+        tokens[kind < 2] |= 0x7FFFFF00
+        tokens[kind == 2] = 0
         return tokens
 
     def lengths(self, size: int) -> Tensor:
@@ -228,18 +231,19 @@ def build_draft(params: Params, seed: int) -> Args:
 
 
 def replays(params: Params) -> list[Params]:
-    """Calls of the same geometry: lengths grow, shrink, end in padding, and fall to 0."""
+    """Calls of the same geometry: lengths grow, return, shrink, end in padding, and fall to 0."""
     lengths, pool_rows = params["seq_lens"], params["pool_rows"]
     bs, real = len(lengths), (len(lengths) + 1) // 2
+    # The map changes, the lengths do not: tables may not be kept for lengths that were seen before.
+    moved: dict[str, Any] = {"pool_rows": pool_rows[::-1]}
     grown = [min(length + COLUMN_BLOCK + 2, INT32_MAX // 4) for length in lengths]
-    turned = {"pool_rows": pool_rows[::-1]}
     # A batch smaller than the captured one: its tail is of length 1 or 0, all in pool row 0.
     padded = {
         "seq_lens": lengths[:real] + [index % 2 for index in range(bs - real)],
         "pool_rows": pool_rows[:real] + [0] * (bs - real),
     }
     changes = [
-        {"seq_lens": grown, **turned},
+        {"seq_lens": grown, **moved},
         {"seq_lens": [length // 3 for length in lengths]},
         padded,
         {"seq_lens": [0] * bs},
@@ -252,6 +256,7 @@ def replays(params: Params) -> list[Params]:
             strict=True,
         ):
             change["extends"] = other
+    changes.insert(1, moved)
     # The map keeps its rows when the padding points elsewhere.
     size = 1 + max(pool_rows, default=0)
     return [{**params, "pool_size": size, **change} for change in changes]
@@ -277,6 +282,13 @@ def rescale(args: Args) -> Args:
 
 # ---------------------------------------------------------------- what all four have in common
 
+TABLES_ALONE: Mapping[str, dict[str, Any]] = {
+    "page_1": {"page": 1},
+    "pages_only": {"tables": "pages"},
+    "slots_only": {"tables": "slots"},
+}
+"""Params of calls with one table, for what else a kernel is compiled for."""
+
 _SOME = ("eager", "guards", "graph")
 """The checks of most cases: layouts and old contents add nothing to another length."""
 
@@ -286,6 +298,8 @@ def _shared_cases(
     shift: int = 0,
     batch: Mapping[str, Any] = MappingProxyType({}),
     long: int = CONTEXT // 4,
+    lone: Mapping[str, Any] = MappingProxyType({}),
+    lone_shift: int = 0,
 ) -> list[Case]:
     """Cases of decode, verify and draft decode alike.
 
@@ -299,6 +313,10 @@ def _shared_cases(
         Own params of the case with a batch of 64.
     long : int
         Width of the long table, in positions.
+    lone : mapping
+        Own params that give a lone request one row.
+    lone_shift : int
+        `shift` with these.
     """
 
     def at(*kv_lens: int) -> list[int]:
@@ -324,6 +342,15 @@ def _shared_cases(
         Case("empty_between_long", params(at(200, 0, 129), 200), checks=("eager", "graph")),
         Case("page_1", params(at(1, 129), 300, page=1), checks=("eager", "guards", "strided")),
         Case("page_256", params(at(1, 257, 256), 600, page=256), checks=_SOME),
+        # The other page sizes: one that is not known must not fall back on another.
+        *(
+            Case(
+                f"page_{page}",
+                params(at(page + 1), page + 9, page=page, excess=0),
+                checks=("eager", "graph"),
+            )
+            for page in (4, 8, 32, 128, 512)
+        ),
         Case("page_wider_than_table", params(at(1, 129), 200, page=1024), checks=("eager",)),
         Case("page_2_pages_only", params(at(129, 3), 131, page=2, tables="pages"), checks=_SOME),
         Case(
@@ -362,6 +389,24 @@ def _shared_cases(
         Case("one_request", params(at(77), 130, excess=0)),
         Case("no_requests", params([], 200, excess=2)),
         Case("lengths_near_2_31", params([INT32_MAX - 1000, 3], 200), checks=("eager",)),
+        # Rounded up to a whole block it is no int32 any more. Top-k hides nothing of it.
+        Case(
+            "longest_length",
+            params([INT32_MAX - lone_shift], 200, topk=INT32_MAX, **lone),
+            checks=("eager", "graph"),
+        ),
+        # Beyond what 16 bits and fp32 hold, in the clamped lengths and in their sums too.
+        Case(
+            "lengths_beyond_2_24",
+            params(at((1 << 24) + 1, 1 << 16, (1 << 25) + 3), 200, topk=INT32_MAX),
+            checks=("eager", "graph"),
+        ),
+        # Pool rows beyond 8, 15 and 16 bits, and far beyond the batch.
+        Case(
+            "far_pool_rows",
+            params(at(1, 4, 3), 2, page=2, pool_rows=(65539, 300, 32770), excess=0, wider=0),
+            checks=("eager", "graph"),
+        ),
         Case(
             "batch_of_64",
             params([37 * request % 150 for request in range(64)], 128, page=32, **batch),
@@ -399,7 +444,7 @@ def _shared_cases(
         Case(
             "widest_table",
             params(
-                at(1024, 0, CONTEXT, 129),
+                at(1024, 0, CONTEXT + 130, 129),
                 WIDEST,
                 topk=2048,
                 dtypes=("int64", "int32", "int32"),
@@ -437,7 +482,7 @@ def _drawn(draw: st.DrawFn, most_requests: int = 4) -> dict[str, Any]:
         [length for length, _ in requests],
         max_len,
         pool_rows=[row for _, row in requests],
-        page=draw(st.sampled_from((64, 1, 2, 16, 256))),
+        page=draw(st.sampled_from((64, 1, 16, 2, 4, 8, 32, 128, 256, 512, 4096))),
         topk=draw(st.sampled_from((1, 5, 100, 128, 2048))),
         tables=draw(st.sampled_from(("both", "slots", "pages"))),
         dtypes=draw(st.tuples(*[st.sampled_from(("int32", "int64"))] * 3)),
@@ -497,6 +542,8 @@ TENSOR_FAULTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "float32": lambda t: t.to(torch.float32),
     "int16": lambda t: t.to(torch.int16),
     "of_another_rank": lambda t: t[None],
+    # As many entries or rows as are due: only a look at the rank refuses it.
+    "with_one_dimension_more": lambda t: t[..., None],
     "on_another_device": lambda t: t.to("meta"),
 }
 """What is wrong with every tensor that has it."""
@@ -532,6 +579,11 @@ def _shared_bad_inputs(
         ),
         BadInput(
             "req_to_token_1d", _argument("req_to_token", lambda t: t[0]), names="req_to_token"
+        ),
+        BadInput(
+            "req_to_token_3d",
+            _argument("req_to_token", lambda t: t[..., None]),
+            names="req_to_token",
         ),
         BadInput(
             "req_to_token_on_another_device",
@@ -806,7 +858,7 @@ def _verify_params(
 
 @st.composite
 def _drawn_verify(draw: st.DrawFn) -> Params:
-    next_n = draw(st.integers(1, 6))
+    next_n = draw(st.integers(1, 10))
     drawn = draw(_drawn(most_requests=3))
     return {**drawn, "next_n": next_n, "ctx": draw(st.booleans())}
 
@@ -841,6 +893,14 @@ VERIFY = OpSpec(
             _verify_params([3, 100], 40, next_n=33, topk=20, page=16),
             checks=("eager", "graph"),
         ),
+        *(
+            Case(
+                f"drafts_{next_n}",
+                _verify_params([129 - next_n, 3], 140, next_n=next_n, tables="pages"),
+                checks=("eager", "graph"),
+            )
+            for next_n in (6, 7, 8)
+        ),
         # Rows of one request straddle top-k.
         Case(
             "topk_between_drafts",
@@ -852,12 +912,20 @@ VERIFY = OpSpec(
             _verify_params([1, 130], 200, next_n=2, ctx=False),
             checks=("eager", "guards", "graph"),
         ),
+        *(
+            Case(
+                f"no_ctx_lens_{label}",
+                _verify_params([1, 127], 130, next_n=2, ctx=False, **tables),
+                checks=("eager", "graph"),
+            )
+            for label, tables in TABLES_ALONE.items()
+        ),
         Case(
             "ctx_lens_left_out",
             _verify_params([1, 130], 200, next_n=2, ctx=False, defaults=True),
             checks=("eager",),
         ),
-        *_shared_cases(_verify_params, 3, {"next_n": 9}),
+        *_shared_cases(_verify_params, 3, {"next_n": 9}, lone={"next_n": 1}, lone_shift=1),
     ],
     strategy=_drawn_verify,
     bad_inputs=[
@@ -916,7 +984,7 @@ def _extend_params(
 
 def _as_extend(seq_lens: Sequence[int], max_len: int, **more: Any) -> dict[str, Any]:
     """The shared cases, with extends that differ from request to request."""
-    extends = [(3, 1, 0, 2, 4)[request % 5] for request in range(len(seq_lens))]
+    extends = more.pop("extends", [(3, 1, 0, 2, 4)[row % 5] for row in range(len(seq_lens))])
     return _extend_params(seq_lens, extends, max_len, **more)
 
 
@@ -954,6 +1022,18 @@ EXTEND = OpSpec(
             checks=(*_SOME, "repeat"),
         ),
         Case("no_query_at_either_end", _extend_params([9, 50, 131, 7], [0, 3, 0, 0]), checks=_SOME),
+        # Several requests in a row, at the start too, begin at the same table row.
+        Case(
+            "no_query_several_times",
+            _extend_params([9, 50, 131, 7, 8, 70], [0, 0, 2, 0, 0, 3], topk=20),
+            checks=("eager", "graph"),
+        ),
+        # The row behind the last request is the last request's first row, which it has not.
+        Case(
+            "no_query_before_padding",
+            _extend_params([9, 131, 50], [2, 1, 0], total_len=5),
+            checks=("eager", "graph"),
+        ),
         # No request has a row: all of them are padding.
         Case("no_query_at_all", _extend_params([9, 50], [0, 0], total_len=3), checks=_SOME),
         Case(
@@ -1010,6 +1090,27 @@ EXTEND = OpSpec(
             checks=("eager", "graph"),
         ),
         Case(
+            "static_extend_beyond_max_extend_len",
+            _extend_params([50, 2], [5, 5], max_extend_len=3, total_len=6, static=True),
+            checks=("eager", "graph"),
+        ),
+        Case(
+            "long_rows_past_the_last_request",
+            _extend_params([(1 << 24) + 1, 7], [1, 1], total_len=4, topk=INT32_MAX),
+            checks=("eager", "graph"),
+        ),
+        Case(
+            "static_batch_of_64",
+            _extend_params(
+                [37 * request % 150 for request in range(64)],
+                [1] * 64,
+                10,
+                static=True,
+                tables="pages",
+            ),
+            checks=("eager", "graph"),
+        ),
+        Case(
             "wide_extends",
             _extend_params([300, 90], [70, 41], 130, max_extend_len=70, topk=60),
             checks=("eager", "graph"),
@@ -1029,7 +1130,18 @@ EXTEND = OpSpec(
             _extend_params([30, 129], [2, 3], dtypes=("int32", "int32", "int64")),
             checks=("eager", "strided"),
         ),
-        *_shared_cases(_as_extend),
+        # Every mix of index types; static reads a single entry of one of them.
+        *(
+            Case(
+                f"{'static_' if static else ''}types_"
+                + "_".join(name.removeprefix("int") for name in dtypes),
+                _extend_params([3, 5], [1, 1], 9, static=static, tables="pages", dtypes=dtypes),
+                checks=("eager", "graph"),
+            )
+            for static in (False, True)
+            for dtypes in product(("int32", "int64"), repeat=3)
+        ),
+        *_shared_cases(_as_extend, lone={"extends": [1]}),
     ],
     strategy=_drawn_extend,
     bad_inputs=[
@@ -1152,6 +1264,21 @@ def _draft_bad_inputs() -> list[BadInput]:
             _value("physical_page_size", 1),
             names="real_page_table",
         ),
+        # Wide enough for a page size of 1: not refused for its width.
+        BadInput(
+            "page_size_1_with_wide_real_page_tables",
+            lambda args: {
+                **args,
+                "physical_page_size": 1,
+                "steps": [
+                    StepTables(
+                        **{**vars(step), "real_page_table": torch.empty_like(step.page_table_1)}
+                    )
+                    for step in args["steps"]
+                ],
+            },
+            names="real_page_table",
+        ),
         BadInput(
             "first_step_too_short",
             _steps(
@@ -1206,6 +1333,15 @@ DRAFT = OpSpec(
                 checks=_SOME,
             )
             for count in (1, 3, 4)
+        ),
+        *(
+            Case(
+                f"steps_{count}_{label}",
+                _draft_params([5, 129], 130, steps=[ALIKE] * count, **tables),
+                checks=("eager", "graph"),
+            )
+            for count in (1, 3, 4)
+            for label, tables in TABLES_ALONE.items()
         ),
         # Steps of other layouts: no single launch serves them.
         Case(
