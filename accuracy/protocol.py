@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftproof.accuracy.client import Answer, Client, RequestFailed
+from draftproof.accuracy.client import Answer, Client, Reply, RequestFailed
 from draftproof.accuracy.lanes import Lane
 
 # How a lane's sampling fields are spelt by the two endpoints.
@@ -244,24 +245,24 @@ async def _told(client: Client) -> dict[str, Any]:
         raise ServerUnfit(
             f"--base-url: no server answers at {client.root}: {failure.detail}"
         ) from failure
-    if response.status_code in (401, 403):
-        raise ServerUnfit(f"--api-key: the server answers {response.status_code} to /v1/models")
-    if response.status_code >= 500:
-        raise ServerFailed(f"the server answers {response.status_code} to /v1/models")
-    told = {"/v1/models": _json(response) if response.status_code == 200 else None}
+    if response.status in (401, 403):
+        raise ServerUnfit(f"--api-key: the server answers {response.status} to /v1/models")
+    if response.status >= 500:
+        raise ServerFailed(f"the server answers {response.status} to /v1/models")
+    told = {"/v1/models": _json(response) if response.status == 200 else None}
     for path in _TELLING_PATHS:
         try:
             response = await client.get(path)
         except RequestFailed:
             continue
-        if response.status_code == 200 and _json(response) is not None:
+        if response.status == 200 and _json(response) is not None:
             told[path] = _json(response)
     return told
 
 
-def _json(response: Any) -> Any:
+def _json(response: Reply) -> Any:
     try:
-        return response.json()
+        return json.loads(response.body)
     except ValueError:
         return None
 

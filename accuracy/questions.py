@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import importlib
 import json
 import os
 import tempfile
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from draftproof.accuracy import arithmetic
+from draftproof.accuracy.client import tls_context
 from draftproof.accuracy.lanes import Lane, rows_sha256
 
 _DOWNLOAD_TIMEOUT_S = 30.0
@@ -139,20 +140,22 @@ def _download(lane: Lane, cached: Path) -> bytes:
     url = importlib.import_module(_PREPARE_MODULE).URL.format("test")
     hint = f"give --data FILE, or put the file at {cached} (SHA-256 {lane.dataset.sha256})"
     try:
-        response = httpx.get(url, timeout=_DOWNLOAD_TIMEOUT_S, follow_redirects=True)
-        response.raise_for_status()
-    except httpx.HTTPError as error:
+        with urllib.request.urlopen(
+            url, timeout=_DOWNLOAD_TIMEOUT_S, context=tls_context()
+        ) as response:
+            content = response.read()
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(
             f"data set: {lane.dataset.name} cannot be fetched ({error!r}); {hint}"
         ) from error
-    sha256 = hashlib.sha256(response.content).hexdigest()
+    sha256 = hashlib.sha256(content).hexdigest()
     if sha256 != lane.dataset.sha256:
         raise DataError(f"data set: what was fetched has SHA-256 {sha256}; {hint}")
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as file:
-        file.write(response.content)
+        file.write(content)
     os.replace(file.name, cached)
-    return response.content
+    return content
 
 
 def _prepared(lane: Lane, content: bytes) -> bytes:

@@ -53,7 +53,7 @@ _PACKAGES = (
     "math-verify",
     "latex2sympy2_extended",
     "sympy",
-    "httpx",
+    "aiohttp",
     "pydantic",
     "scipy",
     "statsmodels",

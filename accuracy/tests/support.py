@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -41,14 +41,18 @@ class FakeServer:
     process: subprocess.Popen[str]
 
     def control(self, **behaviour: Any) -> None:
-        httpx.post(f"{self.url}/_control", json=behaviour).raise_for_status()
+        self._open("/_control", json.dumps(behaviour).encode())
 
     def told(self) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/_log").json()
+        return json.loads(self._open("/_log"))
 
     def requests(self) -> list[dict[str, Any]]:
         """Bodies of the completion requests, in the order in which they came."""
         return [one["body"] for one in self.told()["requests"]]
+
+    def _open(self, path: str, body: bytes | None = None) -> bytes:
+        with urllib.request.urlopen(self.url + path, body, timeout=60) as response:
+            return response.read()
 
 
 @contextlib.contextmanager
