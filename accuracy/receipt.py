@@ -56,7 +56,6 @@ _PACKAGES = (
     "aiohttp",
     "pydantic",
     "scipy",
-    "statsmodels",
     "numpy",
 )
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
-import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import binomtest, norm
-from scipy.stats import t as student
-from statsmodels.stats.proportion import proportion_confint
+# SciPy is imported where it is used: it takes a second, and a run of one repeat needs none of it.
+
+_NORMAL = NormalDist()
 
 LEVEL = 0.95
 POWER = 0.8
@@ -53,8 +52,16 @@ def wilson(correct: int, planned: int, level: float = LEVEL) -> Interval:
     """
     if planned < 1 or not 0 <= correct <= planned:
         raise ValueError(f"correct: must be 0 to planned = {planned} > 0, got {correct}")
-    low, high = proportion_confint(correct, planned, alpha=1 - level, method="wilson")
-    return Interval(float(low), float(high), level, "Wilson")
+    low, high = _wilson_bounds(correct, planned, _NORMAL.inv_cdf((1 + level) / 2))
+    return Interval(low, high, level, "Wilson")
+
+
+def _wilson_bounds(correct: float, n: float, quantile: float) -> tuple[float, float]:
+    """Solve Wilson's score equation; counts need not be whole, any quantile will do."""
+    square = quantile * quantile
+    middle = (correct + square / 2) / (n + square)
+    half = quantile * math.sqrt(correct * (n - correct) / n + square / 4) / (n + square)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def wilson_repeats(rates: Sequence[float], repeats: int, level: float = LEVEL) -> Interval:
@@ -81,20 +88,23 @@ def wilson_repeats(rates: Sequence[float], repeats: int, level: float = LEVEL) -
     if n < 2:
         raise ValueError(f"rates: needs at least two questions, got {n}")
     p = math.fsum(rates) / n
-    variance = float(np.var(np.asarray(rates, dtype=float), ddof=1)) / n
+    variance = math.fsum((rate - p) ** 2 for rate in rates) / (n - 1) / n
     if p in (0.0, 1.0):
         effective = float(n)
     elif variance == 0:
         effective = float(n * repeats)
     else:
         effective = min(p * (1 - p) / variance, float(n * repeats))
-    quantile = student.ppf((1 + level) / 2, n - 1)
-    # Wilson's formula with this quantile in the normal one's place.
-    low, high = proportion_confint(
-        p * effective, effective, alpha=2 * norm.sf(quantile), method="wilson"
-    )
+    low, high = _wilson_bounds(p * effective, effective, _t_quantile(level, n - 1))
     method = f"Wilson, n_eff = {effective:.1f}, t quantile with {n - 1} degrees of freedom"
-    return Interval(float(low), float(high), level, method)
+    return Interval(low, high, level, method)
+
+
+def _t_quantile(level: float, freedom: int) -> float:
+    """Student's two-sided quantile with so many degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def score_interval(right: Sequence[int], repeats: int, level: float = LEVEL) -> Interval:
@@ -162,7 +172,9 @@ def tango(gains: float, losses: float, n: float, level: float = LEVEL) -> Interv
             f"gains, losses: must be 0 or more and together at most n = {n}, "
             f"got {gains} and {losses}"
         )
-    z = norm.ppf((1 + level) / 2)
+    from scipy.optimize import brentq
+
+    z = _NORMAL.inv_cdf((1 + level) / 2)
     estimate = (gains - losses) / n
 
     def solve(end: float, quantile: float) -> float:
@@ -223,7 +235,7 @@ def paired_interval(moments: Moments, single: bool, level: float = LEVEL) -> Int
     if single or n == 1:
         return floor
     deviation = math.sqrt(max(square - mean * mean, 0.0) * n / (n - 1))
-    half = student.ppf((1 + level) / 2, n - 1) * deviation / math.sqrt(n)
+    half = _t_quantile(level, n - 1) * deviation / math.sqrt(n)
     low, high = max(mean - half, -1.0), min(mean + half, 1.0)
     return Interval(
         min(low, floor.low), max(high, floor.high), level, "t over questions, Tango as floor"
@@ -238,6 +250,8 @@ def mcnemar_exact(gains: int, losses: int) -> float:
     """
     if gains + losses == 0:
         return 1.0
+    from scipy.stats import binomtest
+
     return float(binomtest(gains, gains + losses, 0.5).pvalue)
 
 
@@ -326,8 +340,9 @@ def repeat_noise(right_a: Sequence[int], right_b: Sequence[int], repeats: int) -
     right_a, right_b : sequence of int
         Right answers per question, each 0 to `repeats` (two or more).
     """
-    rates = np.asarray([right_a, right_b], dtype=float) / repeats
-    return float((rates * (1 - rates) / (repeats - 1)).sum(axis=0).mean())
+    # Per question and arm, rate (1 - rate) / (repeats - 1).
+    spread = math.fsum(count * (repeats - count) for count in (*right_a, *right_b))
+    return spread / (repeats * repeats * (repeats - 1)) / len(right_a)
 
 
 def smallest_difference(churn: float, n: int, level: float = LEVEL, power: float = POWER) -> float:
@@ -344,7 +359,7 @@ def smallest_difference(churn: float, n: int, level: float = LEVEL, power: float
     -----
     By the normal formula (z_level + z_power) sqrt(churn / n): for planning, not for verdicts.
     """
-    return float((norm.ppf((1 + level) / 2) + norm.ppf(power)) * math.sqrt(churn / n))
+    return (_NORMAL.inv_cdf((1 + level) / 2) + _NORMAL.inv_cdf(power)) * math.sqrt(churn / n)
 
 
 def pass_at_k(right: Sequence[int], repeats: int, k: int) -> float:

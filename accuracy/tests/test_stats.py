@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from sgl_eval._vendored.nemo_skills.math_metrics import MathMetrics
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.power import NormalIndPower
+from statsmodels.stats.proportion import proportion_confint
 
 from draftproof.accuracy.stats import (
     Interval,
@@ -49,6 +50,15 @@ def bisect(function, low, high):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
     return low
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("correct, planned", [(0, 1), (0, 30), (7, 30), (1240, 1319), (96, 96)])
+def test_wilson_bounds_are_those_of_statsmodels(correct, planned, level):
+    got = wilson(correct, planned, level)
+    want = proportion_confint(correct, planned, alpha=1 - level, method="wilson")
+    assert same(got.low, want[0])
+    assert same(got.high, want[1])
 
 
 @pytest.mark.parametrize(
