@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from draftproof.accuracy.lanes import Lane
-from draftproof.accuracy.questions import Question, QuestionSet
+from draftproof.accuracy.questions import Question, QuestionSet, sgl_eval_module
 
 # Stands for the question while sgl-eval renders its prompt once; no prompt file contains it.
 _PLACEHOLDER = "\x00problem\x00"
@@ -64,13 +64,12 @@ def renderer(lane: Lane, questions: QuestionSet) -> Callable[[Question], str]:
 def _template(lane: Lane) -> tuple[str, str]:
     if lane.prompt.template is not None:
         return lane.prompt.template, "{problem}"
-    from sgl_eval.evals._prompts import render_prompt, vendored_prompt
-
-    path = vendored_prompt(lane.prompt.name)
+    theirs = sgl_eval_module("evals/_prompts.py")
+    path = theirs.vendored_prompt(lane.prompt.name)
     if not path.is_file():
         raise PromptError(f"prompt: sgl-eval has no prompt {lane.prompt.name!r}")
     _check(f"sgl-eval's prompt {lane.prompt.name!r}", path.read_bytes(), lane.prompt.sha256, lane)
-    return render_prompt(path, problem=_PLACEHOLDER), _PLACEHOLDER
+    return theirs.render_prompt(path, problem=_PLACEHOLDER), _PLACEHOLDER
 
 
 def _check(what: str, content: bytes, stated: str, lane: Lane) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import importlib
+import importlib.util
 import json
 import os
 import tempfile
@@ -12,6 +12,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import sgl_eval
 
 from draftproof.accuracy import arithmetic
 from draftproof.accuracy.client import tls_context
@@ -99,6 +101,21 @@ def cache_path(lane: Lane) -> Path:
     return root / "draftproof" / f"{lane.dataset.name}.jsonl"
 
 
+def sgl_eval_module(file: str) -> Any:
+    """Load one module of sgl-eval's by its file inside the package.
+
+    The import statement would load the package around it first, which brings all of sgl-eval's
+    benchmarks and their libraries with it: seconds of CPU time.
+    """
+    path = Path(sgl_eval.__file__).parent / file
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"sgl-eval has no {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _generated_rows(lane: Lane) -> list[dict[str, Any]]:
     if lane.dataset.name != "arithmetic" or lane.dataset.seed is None:
         raise DataError(f"data set: nothing generates {lane.dataset.name!r}")
@@ -114,17 +131,15 @@ def _generated_rows(lane: Lane) -> list[dict[str, Any]]:
 
 def _find(lane: Lane) -> tuple[bytes, str]:
     """Find a set without `--data`: inside sgl-eval, in sgl-eval's cache, in ours, or fetch it."""
-    from sgl_eval.evals import _loader
-
     name = lane.dataset.name
     if lane.dataset.kind != "sgl-eval":
         raise DataError(f"data set: lane {lane.name} needs --data FILE")
-    bundled = _loader._VENDORED_DATASET_ROOT / name / "test.txt"
+    bundled = sgl_eval.VENDORED_NS_ROOT / "dataset" / name / "test.txt"
     if bundled.is_file():
         return bundled.read_bytes(), f"sgl-eval:{name}"
-    theirs = _loader._CACHE_ROOT / name / "test.jsonl"
-    if lane.dataset.prepared_sha256 and theirs.is_file():
-        content = theirs.read_bytes()
+    made = Path.home() / ".cache" / "sgl_eval" / name / "test.jsonl"
+    if lane.dataset.prepared_sha256 and made.is_file():
+        content = made.read_bytes()
         if hashlib.sha256(content).hexdigest() == lane.dataset.prepared_sha256:
             return content, f"sgl-eval cache:{name}"
     cached = cache_path(lane)
