@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.metadata
+import random
 import shutil
 from pathlib import Path
 
 import pytest
+import sgl_eval
 from sgl_eval.evals import _loader
 from sgl_eval.evals._prompts import render_prompt, vendored_prompt
 
-from draftproof.accuracy.grading import Grade, GradingProcess, grader
+from draftproof.accuracy.grading import Grade, GradingProcess, grade_by_sgl_eval, grader
 from draftproof.accuracy.lanes import lane_names, load_lane
 from draftproof.accuracy.prompts import PromptError, few_shot_prefix, renderer
 from draftproof.accuracy.questions import DataError, cache_path, load_questions
@@ -62,6 +64,12 @@ def test_the_few_shot_texts_are_the_published_ones() -> None:
     row_5 = renderer(heldout, rest)(rest.questions[0])
     assert len(row_5.encode()) == 2437
     assert sha256(row_5) == "5d6b81e083f6f1bdaece2edaab62df2b5bba648bb241f18545b0f37905dbfc68"
+
+
+def test_sgl_evals_data_is_looked_for_where_sgl_eval_keeps_it() -> None:
+    # The module that knows these places is not loaded in a run: it brings httpx with it.
+    assert _loader._VENDORED_DATASET_ROOT == sgl_eval.VENDORED_NS_ROOT / "dataset"
+    assert _loader._CACHE_ROOT == Path.home() / ".cache" / "sgl_eval"
 
 
 def test_gsm8k_is_prepared_as_sgl_eval_prepares_it() -> None:
@@ -142,6 +150,66 @@ def test_the_grading_process_grades_as_the_scorer_does(
         # The published label rule reads 5 there, and the answer as 50.
         assert grader(scorer)(text, label).published == ("50", False)
     assert asyncio.run(ask()) == grade == grader(scorer)(text, label)
+
+
+def _integers() -> list[int]:
+    """Small ones, neighbours of powers of ten up to the longest that count as plain, and beyond."""
+    near = [sign * 10**power + step for power in range(11) for sign in (1, -1) for step in (-1, 0)]
+    return [*range(-3, 4), 12, 21, 102, 120, 201, 2024, *near, 333_333_333, 333_333_334]
+
+
+def test_plain_integers_get_the_verdicts_of_sgl_evals_grader() -> None:
+    grade = grader("sgl-eval-math")
+    draw = random.Random(0)
+    values = _integers()
+    pairs = [(value, value) for value in values] + [(value, -value) for value in values]
+    pairs += [(value, value + draw.choice((-1, 1))) for value in values]
+    pairs += [tuple(draw.sample(values, 2)) for _ in range(100)]
+    for answer, label in pairs:
+        text = f"so \\boxed{{{answer}}}."
+        got = grade(text, str(label))
+        assert got == grade_by_sgl_eval(text, str(label)), (answer, label)
+        assert got == Grade(str(answer), answer == label)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "18",
+        "\\fbox{18}",
+        "boxed{18}",
+        "\\boxed",
+        "\\boxed{}",
+        "\\boxed{18",
+        "\\boxed 18",
+        "\\boxed {18}",
+        "\\boxed{ 18}",
+        "\\boxed{18 }",
+        "\\boxed{+18}",
+        "\\boxed{-18}",
+        "\\boxed{\u221218}",
+        "\\boxed{\u0661\u0668}",
+        "\\boxed{018}",
+        "\\boxed{-0}",
+        "\\boxed{18.}",
+        "\\boxed{18.0}",
+        "\\boxed{18\\%}",
+        "\\boxed{\\$18}",
+        "\\boxed{1{,}8}",
+        "\\boxed{{18}}",
+        "\\boxed{18}{19}",
+        "\\boxed{18}} and \\boxed{",
+        "\\boxed{17} then \\boxed{18}",
+        "\\boxed{18} then \\boxed{x}",
+        "\\boxed{18} then \\boxedness",
+        "\\boxed{\\boxed{18}}",
+        "\\boxed{36/2}",
+    ],
+)
+@pytest.mark.parametrize("label", ["18", "18.0", "018", "-18", " 18", "0", "A"])
+def test_every_spelling_gets_the_verdict_of_sgl_evals_grader(text: str, label: str) -> None:
+    assert grader("sgl-eval-math")(text, label) == grade_by_sgl_eval(text, label)
 
 
 def test_a_grading_process_that_dies_is_started_anew() -> None:
