@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import jsonschema
+from jsonschema.exceptions import best_match
 
 SCHEMA = "draftproof.accuracy-receipt/1"
 SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
@@ -197,4 +198,14 @@ def validate(receipt: dict[str, Any]) -> None:
     jsonschema.ValidationError
         If it does not meet the schema.
     """
-    jsonschema.validate(receipt, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    error = best_match(_validator().iter_errors(receipt))
+    if error is not None:
+        raise error
+
+
+@cache
+def _validator() -> Any:
+    # `jsonschema.validate` would check the schema itself each time, which costs more than a receipt
+    # does; a test does that.
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return jsonschema.validators.validator_for(schema)(schema)

@@ -12,7 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from draftproof.conformance.names import Refused, op_names
-from draftproof.conformance.plugin import HERE
+
+HERE = Path(__file__).resolve().parent
 
 OK, MISMATCH, USAGE, FAULT = 0, 1, 2, 3
 """Exit codes: as it should be; mismatch or nothing compared; bad usage or input; our fault."""

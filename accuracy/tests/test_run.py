@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from draftproof.accuracy import receipt as receipts
@@ -52,6 +53,7 @@ def test_the_receipt_meets_its_schema_and_names_what_was_run(tmp_path: Path) -> 
     with fake_server() as server:
         ran = run(tmp_path, server, "arithmetic", *QUICK)
     receipt = ran.receipt
+    jsonschema.Draft202012Validator.check_schema(json.loads(receipts.SCHEMA_FILE.read_text()))
     receipts.validate(receipt)
     assert receipt["lane_sha256"] == load_lane("arithmetic").modified({"limit": "12"}).sha256
     assert receipt["model"]["id"] == "fake-model"
