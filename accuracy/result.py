@@ -55,8 +55,8 @@ def make_result(lane: Lane, rows: list[dict[str, Any]], facts: RunFacts) -> dict
     Returns
     -------
     dict
-        `score` and `interval` are None unless the run is a measurement; every figure's denominator
-        is what was planned.
+        `score`, `metrics` and `interval` are None unless the run is a measurement; the figures of
+        one that is none are `partial_metrics`. Every figure's denominator is what was planned.
     """
     final = final_rows(rows)
     planned = len(facts.question_ids) * lane.repeats
@@ -88,7 +88,9 @@ def make_result(lane: Lane, rows: list[dict[str, Any]], facts: RunFacts) -> dict
         "not_a_measurement": reasons,
         "counts": counts,
         "score": counts["correct"] / planned if measured else None,
-        "metrics": metrics,
+        # By another name, so that nobody who reads the usual one takes them for a score.
+        "metrics": metrics if measured else None,
+        "partial_metrics": None if measured else metrics,
         "interval": interval
         and {
             "level": interval.level,

@@ -39,8 +39,8 @@ def is_no_measurement(ran: Ran, *reasons: str) -> None:
     assert not re.search(r"\bscore\b|\d%", ran.out)
     if ran.folder is not None:
         assert ran.result["measurement"] is False
-        assert ran.result["score"] is None
-        assert ran.result["interval"] is None
+        for figure in ("score", "metrics", "interval"):
+            assert ran.result[figure] is None
 
 
 # The server refuses or fails.
@@ -338,13 +338,15 @@ def test_a_signal_leaves_a_valid_incomplete_result_that_resume_completes(
         assert 16 <= counts["landed"] < 96
         assert counts["errors"] == {}
         # The metrics are kept, over everything that was planned.
-        assert stopped.result["metrics"]["pass@1"] == counts["correct"] / 96
+        assert stopped.result["partial_metrics"]["pass@1"] == counts["correct"] / 96
         landed = {row["question_id"] for row in stopped.rows}
         server.control(event_delay_s=0)
         before = len(server.requests())
         resumed = run(tmp_path, server, "arithmetic", "--resume", str(stopped.folder))
         asked = server.requests()[before + CHECKS :]
     assert resumed.code == 0
+    assert stopped.result["metrics"]["pass@1"] == stopped.result["score"]
+    assert stopped.result["partial_metrics"] is None
     assert len(asked) == 96 - len(landed)
     assert len({json.dumps(body) for body in asked}) == len(asked)
     assert stopped.result["counts"]["landed"] == 96
