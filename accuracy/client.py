@@ -7,10 +7,12 @@ asks watches `Exchange.last_byte` and ends an exchange that is silent for too lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -146,7 +148,10 @@ class Client:
 
     def __post_init__(self) -> None:
         self.root = self.base_url.rstrip("/").removesuffix("/v1")
-        server = urlsplit(self.root)
+        try:
+            server = urlsplit(self.root)
+        except ValueError:
+            server = urlsplit("")  # the first request says what is wrong
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         # User and password in the URL are sent instead.
         if self.api_key and "@" not in server.netloc:
@@ -230,36 +235,72 @@ class Client:
         self, exchange: Exchange, path: str, body: dict[str, Any], only_start: bool
     ) -> Answer:
         reader = _GenerateReader(self.is_cumulative) if path == "/generate" else _ChatReader()
-        answer = reader.answer
+        data = json.dumps(body).encode()
         try:
             async with self._session.post(
-                self.root + path, data=json.dumps(body).encode(), allow_redirects=False
+                self.root + path, data=data, allow_redirects=False
             ) as response:
-                if response.status != 200:
-                    said = (await response.read()).decode("utf-8", "replace")
-                    raise RequestFailed(f"http_{response.status}", self._without_key(said))
-                if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                    return reader.whole(await response.read())
-                rest = b""
-                # All that has come, which may be many events; nothing only at the stream's end.
-                while chunk := await response.content.readany():
-                    exchange.last_byte = time.monotonic()
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        if line.startswith(b"data:"):
-                            reader.event(line[5:].strip())
-                    if answer.first_s is None and answer.events:
-                        answer.first_s = exchange.last_byte - exchange.started
-                        if only_start:
-                            return answer
+                with _ended_with_its_connection(response):
+                    return await self._read(exchange, response, reader, only_start)
         except _CONNECT_ERRORS as error:
             raise RequestFailed("connect", _say(error), is_transport=True) from error
         except _BROKEN_ERRORS as error:
             raise RequestFailed("dropped", _say(error), is_transport=True) from error
+
+    async def _read(
+        self,
+        exchange: Exchange,
+        response: aiohttp.ClientResponse,
+        reader: _Reader,
+        only_start: bool,
+    ) -> Answer:
+        if response.status != 200:
+            said = (await response.read()).decode("utf-8", "replace")
+            raise RequestFailed(f"http_{response.status}", self._without_key(said))
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            return reader.whole(await response.read())
+        answer = reader.answer
+        rest = b""
+        # All that has come, which may be many events; nothing only at the stream's end.
+        while chunk := await response.content.readany():
+            exchange.last_byte = time.monotonic()
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    reader.event(line[5:].strip())
+            if answer.first_s is None and answer.events:
+                answer.first_s = exchange.last_byte - exchange.started
+                if only_start:
+                    return answer
         return reader.end()
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.api_key, "[redacted]") if self.api_key else text
+
+
+@contextlib.contextmanager
+def _ended_with_its_connection(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """Let no one wait for a body whose connection is gone.
+
+    After a fault in the body's framing aiohttp closes the connection and tells no reader.
+    """
+    # The whole body may be there already, and the connection with someone else.
+    protocol = None if response.connection is None else response.connection.protocol
+    closed = None if protocol is None else protocol.closed
+    if closed is None:
+        yield
+        return
+
+    def end(done: asyncio.Future[None]) -> None:
+        done.exception()  # taken, or asyncio reports it
+        if not response.content.is_eof() and response.content.exception() is None:
+            response.content.set_exception(aiohttp.ClientPayloadError("the body is broken off"))
+
+    closed.add_done_callback(end)
+    try:
+        yield
+    finally:
+        closed.remove_done_callback(end)
 
 
 def _say(error: Exception) -> str:

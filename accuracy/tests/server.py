@@ -183,6 +183,11 @@ class Server:
             if index == 2 and fault == "drop":
                 writer.close()
                 return None
+            if index == 2 and fault == "bad_framing":
+                # Apart from what came before: a client that has it all at once sees it sooner.
+                await writer.drain()
+                await asyncio.sleep(0.1)
+                writer.write(b"no size\r\n")
             if index == 2 and fault == "stall":
                 await writer.drain()
                 return await asyncio.sleep(3600)

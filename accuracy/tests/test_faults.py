@@ -57,7 +57,7 @@ def test_a_server_that_fails_from_the_first_request_is_no_measurement(
     assert ran.folder is None
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [307, 400, 500])
 def test_a_server_that_fails_every_question_ends_the_run_and_is_no_measurement(
     tmp_path: Path, status: int
 ) -> None:
@@ -161,8 +161,9 @@ def test_an_answer_beyond_the_time_limit_is_one_error(tmp_path: Path) -> None:
     is_no_measurement(ran, "errors: 2 (timeout x 2)")
 
 
-def test_a_dropped_stream_is_asked_again(tmp_path: Path) -> None:
-    drop = {"fault": "drop", "fault_from": CHECKS + 5, "fault_count": 2}
+@pytest.mark.parametrize("fault", ["drop", "bad_framing"])
+def test_a_dropped_stream_is_asked_again(tmp_path: Path, fault: str) -> None:
+    drop = {"fault": fault, "fault_from": CHECKS + 5, "fault_count": 2}
     with fake_server(**drop) as server:
         ran = run(tmp_path, server, "arithmetic", *QUICK)
     assert ran.code == 0

@@ -69,7 +69,7 @@ def test_the_few_shot_texts_are_the_published_ones() -> None:
 def test_sgl_evals_data_is_looked_for_where_sgl_eval_keeps_it() -> None:
     # The module that knows these places is not loaded in a run: it brings httpx with it.
     assert _loader._VENDORED_DATASET_ROOT == sgl_eval.VENDORED_NS_ROOT / "dataset"
-    assert _loader._CACHE_ROOT == Path.home() / ".cache" / "sgl_eval"
+    assert Path.home() / ".cache" / "sgl_eval" == _loader._CACHE_ROOT
 
 
 def test_gsm8k_is_prepared_as_sgl_eval_prepares_it() -> None:
