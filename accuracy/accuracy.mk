@@ -16,4 +16,4 @@ accuracy-real: setup
 	DRAFTPROOF_REAL_SERVER=1 $(BIN)/pytest accuracy/tests/test_real_server.py $(ARGS)
 
 accuracy-cost: setup
-	$(BIN)/python accuracy/tests/client_cost.py
+	$(BIN)/python accuracy/tests/client_cost.py $(ARGS)
