@@ -1,4 +1,4 @@
-"""Markdown and HTML summaries of a run or of a comparison, with one plot of the intervals."""
+"""Markdown and HTML summaries of a run, and of a comparison with a plot of its arms."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     str
         SVG; the same bytes for the same input and Matplotlib.
     """
-    # Matplotlib takes a second to import, and most commands draw nothing.
+    # Matplotlib takes a second to import, and only a comparison draws.
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -135,19 +135,18 @@ def _write(page: Page, folder: Path) -> None:
         (folder / f"summary.{suffix}").write_text(text, encoding="utf-8")
     if page.plot_svg:
         (folder / PLOT_FILE).write_text(page.plot_svg, encoding="utf-8")
-    else:
-        # A run that was a measurement before it was resumed and failed has one left over.
-        (folder / PLOT_FILE).unlink(missing_ok=True)
 
 
 def write_run_summary(folder: Path) -> None:
-    """Write `summary.md`, `summary.html` and the plot into a run's folder.
+    """Write `summary.md` and `summary.html` into a run's folder.
+
+    Its one interval stands in a line: a plot would cost more CPU time than 200 questions.
 
     Parameters
     ----------
     folder : Path
         A run folder with its result, responses and receipt. Of a run that is not a measurement no
-        score, interval or plot is shown.
+        score or interval is shown.
 
     Raises
     ------
@@ -206,14 +205,12 @@ def _run_page(run: Run) -> Page:
     )
     if result["accept_length"] is not None:
         metrics.rows.append(["accept length", f"{result['accept_length']:.3f}"])
-    bar = Bar(lane.name, *(100 * v for v in (result["score"], interval["low"], interval["high"])))
     return Page(
         title,
         f"Score {percent(result['score'])}, interval {_range_text(interval, percent)}.",
         "good",
         [metrics, *sections],
-        draw([("score, %", [bar], [])]),
-        "The score with its interval",
+        None,
     )
 
 
