@@ -363,24 +363,24 @@ def test_splits_stay_within_what_the_last_kernel_takes(rows: int, width: int) ->
 @pytest.mark.parametrize(
     "buffer, says",
     [
-        (torch.zeros(2, 1, 1, 3), "buffer"),
-        (torch.zeros(3, 1, 1, 4), "buffer"),
-        (torch.zeros(2, 1, 0, 4), "buffer"),
-        (torch.zeros(2, 1, 1, 4, dtype=torch.float64), "buffer"),
-        (torch.zeros(2, 1, 1, 8)[..., ::2], "buffer"),
-        (torch.zeros(2, 1, 4), "buffer"),
-        (torch.zeros(2, 1, 1, 4), "rank"),
+        (torch.zeros(2, 1, 1, 3, device=DEVICE), "buffer"),
+        (torch.zeros(3, 1, 1, 4, device=DEVICE), "buffer"),
+        (torch.zeros(2, 1, 0, 4, device=DEVICE), "buffer"),
+        (torch.zeros(2, 1, 1, 4, dtype=torch.float64, device=DEVICE), "buffer"),
+        (torch.zeros(2, 1, 1, 8, device=DEVICE)[..., ::2], "buffer"),
+        (torch.zeros(2, 1, 4, device=DEVICE), "buffer"),
+        (torch.zeros(2, 1, 1, 4, device=DEVICE), "rank"),
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused(buffer: Tensor, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         kernels.argmax_partials(
-            torch.zeros(2, 5, device=DEVICE), buffer.to(DEVICE), rank=1, first_id=0, vocab_size=5
+            torch.zeros(2, 5, device=DEVICE), buffer, rank=1, first_id=0, vocab_size=5
         )
     if says == "buffer":
         positions = torch.zeros(2, dtype=torch.int64, device=DEVICE)
         with pytest.raises(ValueError, match=r"buffer|positions"):
-            kernels.finalize_argmax(buffer.to(DEVICE), positions=positions)
+            kernels.finalize_argmax(buffer, positions=positions)
         assert positions.tolist() == [0, 0]
 
 
