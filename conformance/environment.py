@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def sources() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """As installed: asking the package itself would load it, which takes seconds for torch."""
+    """As the package says where it is loaded, else as installed: loading torch takes seconds."""
+    if told := getattr(sys.modules.get(package), "__version__", None):
+        return str(told)
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
