@@ -155,13 +155,23 @@ def read_records(folder: Path) -> list[Record]:
     return sorted(records, key=lambda record: str(record.environment.get("time")))
 
 
+def is_certain(commit: str | None) -> bool:
+    """Whether a record was made from a commit, no more and no less: `environment.describe`."""
+    return commit is not None and not commit.endswith(("+", "?"))
+
+
+def shown_commit(commit: str | None) -> str:
+    """Shorten a commit, but keep the mark that it is not certain."""
+    return str(commit)[:SHOWN_DIGITS] + ("" if commit is None or is_certain(commit) else commit[-1])
+
+
 def name_commit(record: Record, commit: str) -> str | None:
-    """Write a commit into a record that was made where there was no git to ask.
+    """Write a commit into a record that could not tell, where it was made, from which it was.
 
     Parameters
     ----------
     record : Record
-        One whose `environment.commit` is null.
+        One whose `environment.commit` is null, or only near: it ends in `+` or `?`.
     commit : str
         Any name of a commit of this checkout.
 
@@ -204,7 +214,7 @@ def summary(records: list[Record]) -> Table:
             "\n".join(record.ops()),
             str(about.get("device")),
             f"torch {about.get('torch')}\ntriton {about.get('triton')}",
-            str(about.get("commit"))[:SHOWN_DIGITS],
+            shown_commit(about.get("commit")),
             source_digest(record.sources(families))[:SHOWN_DIGITS],
             "\n".join(f"{count} {outcome}" for outcome, count in record.counts().items()),
             "\n".join(["stale:", *changed]) if changed else "current",
@@ -224,7 +234,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--name-commit",
         metavar="COMMIT",
-        help="write COMMIT into records that name none, if their sources are that commit's",
+        help="write COMMIT into records that name none or end in + or ?, if their sources are "
+        "that commit's",
     )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
@@ -237,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.name_commit:
         for record in records:
-            if record.environment.get("commit") is not None:
+            if is_certain(record.environment.get("commit")):
                 continue
             try:
                 differs = name_commit(record, options.name_commit)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from draftproof.ci import records
 from draftproof.conformance.environment import sources
+from draftproof.conformance.plugin import ROOT
 
 OP = "c128_cleanup"
 
@@ -160,3 +163,28 @@ def test_every_record_of_this_repository_can_be_read() -> None:
     assert sorted(record.path.name for record in records.read_records(records.RECORDS)) == sorted(
         names
     )
+
+
+@pytest.mark.parametrize("said", [None, "0123456789ab+", "0123456789ab?", "0123456789abcdef"])
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_only_an_uncertain_commit_is_replaced_and_only_by_that_of_all_sources(
+    tmp_path: Path, said: str | None, is_its_own: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*arguments: str) -> bytes:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    file = "oracles/numerics.py"
+    digest = hashlib.sha256(git("show", f"HEAD:{file}")).hexdigest() if is_its_own else "0" * 64
+    content = a_record()
+    content["environment"] |= {"commit": said, "sources": {file: digest}}
+    path = write(tmp_path, content)
+    assert records.main([str(tmp_path), "--name-commit", "HEAD"]) == 0
+    head = git("rev-parse", "HEAD").decode().strip()
+    uncertain = said != "0123456789abcdef"
+    named = json.loads(path.read_text())["environment"]["commit"]
+    assert named == (head if uncertain and is_its_own else said)
+    told = f"{file} is not that of HEAD" in capsys.readouterr().out
+    assert told == (uncertain and not is_its_own)
