@@ -358,6 +358,26 @@ def test_strided_sees_an_implementation_that_assumes_an_aligned_base() -> None:
     assert "(bases shifted by one element)" in failures(after(aligned), "strided")
 
 
+def test_strided_sees_the_strides_of_another_tensor() -> None:
+    def function(lens: Tensor, counter: Tensor, **rest: Any) -> Tensor:
+        reach = (len(lens) - 1) * counter.stride(0) + lens.storage_offset()
+        if reach < lens.untyped_storage().nbytes() // lens.element_size():
+            lens = lens.as_strided(lens.shape, counter.stride())
+        return double_live(lens=lens, counter=counter, **rest)
+
+    assert failures(function, "eager") == ""
+    assert "(rows spread by 3 elements" in failures(function, "strided")
+
+
+def test_a_call_that_this_machine_has_no_memory_for_is_skipped_with_the_reason() -> None:
+    def build_none(params: Any, seed: int) -> dict[str, Any]:
+        return {"x": torch.empty(1 << 60, dtype=torch.int8)}
+
+    for outcome in run(double_live, "eager", spec=dataclasses.replace(SPEC, build=build_none)):
+        assert outcome.status == "skipped", outcome
+        assert "not enough memory" in outcome.detail
+
+
 # ---------------------------------------------------------------- repeat and graph
 
 
@@ -415,6 +435,22 @@ def test_repeat_sees_an_answer_remembered_by_address() -> None:
         return double_live(kept, lens, out, counter, scale=scale)
 
     assert "(changed inputs 0, same memory)" in failures(function, "repeat")
+
+
+def test_repeat_sees_a_later_call_write_into_what_an_earlier_one_returned() -> None:
+    rooms: dict[torch.Size, Tensor] = {}
+
+    def function(lens: Tensor, **rest: Any) -> Tensor:
+        room = rooms.setdefault(lens.shape, torch.empty_like(lens))
+        return room.copy_(double_live(lens=lens, **rest))
+
+    def aliasing(lens: Tensor, **rest: Any) -> Tensor:
+        double_live(lens=lens, **rest)
+        return lens
+
+    assert failures(function, "eager") == ""
+    assert "a later call wrote into what an earlier one returned" in failures(function, "repeat")
+    assert failures(aliasing, "repeat") == ""
 
 
 @needs_cuda
