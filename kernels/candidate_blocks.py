@@ -21,8 +21,7 @@ LANES = (8, 64, 1024)
 it, or several turns of the last: a kernel for every block size would compile in mid-decoding."""
 
 TILE = 16384 if runtime.INTERPRETED else 1024
-"""Columns of a program. The interpreter runs one program at a time, whose cost hardly depends on its
-size."""
+"""Columns of a program. The interpreter runs one program at a time, and size hardly costs it."""
 
 ENTRIES = 1024 if runtime.INTERPRETED else 128
 """Chosen blocks that a program of the last launch publishes."""

@@ -1,4 +1,4 @@
-"""Triton kernel of `filter_topk_pages`: one gather through scores and pages, and what it replaces."""
+"""Triton kernel of `filter_topk_pages`: scores and pages in one launch, and what it replaces."""
 
 from __future__ import annotations
 
@@ -285,6 +285,5 @@ def _fault(
     width = scores.shape[1]
     if width == 0:
         return "scores: must be at least 1 wide, got width 0"
-    return (
-        f"page_table: {page_table.shape[1]} pages of {page_size} are too few for {width} scores a row"
-    )
+    pages = page_table.shape[1]
+    return f"page_table: {pages} pages of {page_size} are too few for {width} scores a row"

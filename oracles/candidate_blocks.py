@@ -64,7 +64,6 @@ def candidate_blocks(
     Source: the published rule of the op (candidate blocks of a two-level sparse indexer).
     """
     validate(logits, seq_lens, topk_blocks, block_size, published)
-    rows, width = logits.shape
     visible = _visible(logits, seq_lens)
     if published is not None:
         visible = visible & published
@@ -78,7 +77,7 @@ def candidate_blocks(
     chosen.scatter_(1, best[:, :topk_blocks], True)
 
     kept = chosen & (scores > INVISIBLE)
-    block_of = torch.arange(width, device=logits.device) // block_size
+    block_of = torch.arange(logits.shape[1], device=logits.device) // block_size
     return masked, kept[:, block_of]
 
 

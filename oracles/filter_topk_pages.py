@@ -116,7 +116,9 @@ def validate(
         if tensor.shape[1] > 1 and tensor.stride(1) != 1:
             raise ValueError(f"{name} needs a unit column stride, got strides {tensor.stride()}")
         if tensor.device != scores.device:
-            raise ValueError(f"{name} must be on {scores.device}, got {tensor.device}")
+            raise ValueError(
+                f"{name} must be on the device of scores {scores.device}, got {tensor.device}"
+            )
 
     width = scores.shape[1]
     if width == 0:
