@@ -9,7 +9,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.spec import (
+    Args,
+    BadInput,
+    BenchPoint,
+    Case,
+    Effect,
+    OpSpec,
+    Params,
+)
 
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
