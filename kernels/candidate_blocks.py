@@ -36,6 +36,8 @@ MAX_TILES = 2**16 - 1
 
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _NAN_BITS = tl.constexpr(0x7FC00000)
+_LOWEST = tl.constexpr(-(1 << 31))
+_ALL_KEPT = tl.constexpr(0x0101010101010101)
 
 Path = Literal["select", "everything", "consume", "oracle"]
 
@@ -55,7 +57,20 @@ def _ordered(x):
 
 @triton.jit
 def _unordered(key):
+    """Give the float32 of an order's int32."""
     return bits_float(key ^ ((key >> 31) & _MAGNITUDE))
+
+
+@triton.jit
+def _inside(exists, column, place, width, size, FAST: tl.constexpr):
+    """Say which columns of a tile's blocks there are: those of its block, and of the row.
+
+    FAST: blocks are there as a whole, and a mask of whole blocks keeps loads and stores wide.
+    """
+    inside = exists[:, None]
+    if not FAST:
+        inside = inside & (column < width) & (place < size)
+    return inside
 
 
 @triton.jit(
@@ -90,46 +105,44 @@ def _source_kernel(
         size = LANES
         logits = tl.multiple_of(logits, 16)
         masked = tl.multiple_of(masked, 16)
-        keep = tl.multiple_of(keep, LANES)
-        width = tl.multiple_of(width, LANES)
     length = tl.minimum(tl.maximum(tl.load(seq_lens + row).to(tl.int64), 0), width)
 
     block = tl.program_id(1).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     first = block * size
     lane = tl.arange(0, LANES)[None, :]
-    # Whole blocks are loaded where one column is visible: masks of single columns would make the
-    # loads narrow.
-    loaded = (first < length)[:, None]
-
-    key = tl.full([BLOCKS], -1 << 31, tl.int32)
+    key = tl.full([BLOCKS], _LOWEST, tl.int32)
     for start in range(0, size, LANES):
         column = first[:, None] + (start + lane)
-        inside = column < width
-        if not FAST:
-            inside = inside & (start + lane < size)
-        x = _widened(tl.load(logits + column, mask=loaded & inside, other=float("-inf")))
+        inside = _inside(block < blocks, column, start + lane, width, size, FAST)
+        # Whole blocks are loaded where one column is visible: a mask of single columns would make
+        # the loads narrow.
+        loaded = inside & (first < length)[:, None]
+        x = _widened(tl.load(logits + column, mask=loaded, other=float("-inf")))
         x = tl.where((column < length) & inside, x, float("-inf"))
         tl.store(masked + column, x, mask=inside)
-        if not EVERYTHING:
+        if not EVERYTHING and not FAST:
             tl.store(keep + column, tl.zeros([BLOCKS, LANES], tl.int8), mask=inside)
         key = tl.maximum(key, tl.max(_ordered(x), axis=1))
 
     newest = (first < length) & (length <= first + size)
     score = tl.where(newest, float("inf"), _unordered(key))
-    if EVERYTHING:
-        kept = ((score > float("-inf")) & ~is_nan(score)).to(tl.int8)[:, None]
+    kept = (score > float("-inf")) & ~is_nan(score)
+    if FAST:
+        # A block's eight flags are one number.
+        flags = keep.to(tl.pointer_type(tl.int64), bitcast=True) + block
+        tl.store(flags, tl.where(kept & EVERYTHING, _ALL_KEPT, 0), mask=block < blocks)
+    elif EVERYTHING:
         for start in range(0, size, LANES):
             column = first[:, None] + (start + lane)
-            inside = column < width
-            if not FAST:
-                inside = inside & (start + lane < size)
-            tl.store(keep + column, tl.broadcast_to(kept, [BLOCKS, LANES]), mask=inside)
-    else:
+            inside = _inside(block < blocks, column, start + lane, width, size, FAST)
+            flags = tl.broadcast_to(kept.to(tl.int8)[:, None], [BLOCKS, LANES])
+            tl.store(keep + column, flags, mask=inside)
+    if not EVERYTHING:
         tl.store(scores + row * blocks + block, score, mask=block < blocks)
 
 
 @triton.jit(
-    do_not_specialize=["width", "places", "given_size"],
+    do_not_specialize=["width", "places", "size"],
     do_not_specialize_on_alignment=["best", "chosen", "keep"],
 )
 def _publish_kernel(
@@ -138,31 +151,28 @@ def _publish_kernel(
     keep,
     width: tl.int64,
     places: tl.int64,
-    given_size: tl.int64,
+    size: tl.int64,
     FAST: tl.constexpr,
     ENTRIES: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """Keep all columns of the chosen blocks whose score is above -inf."""
     row = tl.program_id(0).to(tl.int64)
-    size = given_size
     keep += row * width
-    if FAST:
-        size = LANES
-        keep = tl.multiple_of(keep, LANES)
-        width = tl.multiple_of(width, LANES)
     place = tl.program_id(1).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
     exists = place < places
     score = tl.load(best + row * places + place, mask=exists, other=float("-inf"))
     block = tl.load(chosen + row * places + place, mask=exists, other=0)
-    kept = ((score > float("-inf")) & ~is_nan(score))[:, None]
-    lane = tl.arange(0, LANES)[None, :]
-    for start in range(0, size, LANES):
-        column = (block * size)[:, None] + (start + lane)
-        inside = kept & (column < width)
-        if not FAST:
-            inside = inside & (start + lane < size)
-        tl.store(keep + column, tl.full([ENTRIES, LANES], 1, tl.int8), mask=inside)
+    kept = (score > float("-inf")) & ~is_nan(score)
+    if FAST:
+        flags = keep.to(tl.pointer_type(tl.int64), bitcast=True) + block
+        tl.store(flags, tl.full([ENTRIES], _ALL_KEPT, tl.int64), mask=kept)
+    else:
+        lane = tl.arange(0, LANES)[None, :]
+        for start in range(0, size, LANES):
+            column = (block * size)[:, None] + (start + lane)
+            inside = _inside(kept, column, start + lane, width, size, FAST)
+            tl.store(keep + column, tl.full([ENTRIES, LANES], 1, tl.int8), mask=inside)
 
 
 @triton.jit(
@@ -190,23 +200,28 @@ def _consumer_kernel(
     logits += row * row_stride
     published += row * published_stride
     masked += row * width
-    step = published_step
     if FAST:
-        step = 1
         logits = tl.multiple_of(logits, 16)
-        published = tl.multiple_of(published, LANES)
         masked = tl.multiple_of(masked, 16)
-        width = tl.multiple_of(width, LANES)
     length = tl.minimum(tl.maximum(tl.load(seq_lens + row).to(tl.int64), 0), width)
     group = tl.program_id(1).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    column = (group * LANES)[:, None] + tl.arange(0, LANES)[None, :]
-    loaded = (group * LANES < length)[:, None] & (column < width)
-    kept = tl.load(published + column * step, mask=loaded, other=0) != 0
-    # What nobody published is not loaded, and most is not.
-    any_kept = (tl.max(kept.to(tl.int32), axis=1) > 0)[:, None]
-    x = _widened(tl.load(logits + column, mask=loaded & any_kept, other=float("-inf")))
+    first = group * LANES
+    lane = tl.arange(0, LANES)[None, :]
+    column = first[:, None] + lane
+    inside = _inside(first < width, column, lane, width, LANES, FAST)
+    loaded = inside & (first < length)[:, None]
+    if FAST:
+        # A group's eight flags are one number; what nobody published is not loaded.
+        flags = published.to(tl.pointer_type(tl.int64), bitcast=True) + group
+        flags = tl.load(flags, mask=first < length, other=0)
+        loaded = loaded & (flags != 0)[:, None]
+        kept = ((flags[:, None] >> (8 * lane)) & 0xFF) != 0
+    else:
+        kept = tl.load(published + column * published_step, mask=loaded, other=0) != 0
+        loaded = loaded & kept
+    x = _widened(tl.load(logits + column, mask=loaded, other=float("-inf")))
     x = tl.where(kept & (column < length), x, float("-inf"))
-    tl.store(masked + column, x, mask=column < width)
+    tl.store(masked + column, x, mask=inside)
 
 
 def choose_path(device_type: str, *, interpreted: bool, consumer: bool, everything: bool) -> Path:
