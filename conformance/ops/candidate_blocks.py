@@ -31,8 +31,8 @@ SPECIALS: Mapping[str, Mapping[str, int]] = {
         "signalling_nan": 0x7F810000,
         "inf": 0x7F800000,
         "-inf": 0xFF800000,
-        "max": 0x7F7F0000,
-        "-max": 0xFF7F0000,
+        "max": 0x7F7FFFFF,
+        "-max": 0xFF7FFFFF,
         "0": 0x00000000,
         "-0": 0x80000000,
         "-tiny": 0x80010000,
@@ -274,6 +274,12 @@ def _score_cases() -> list[Case]:
         Case(
             "infinity_elsewhere_with_two_places",
             _call([64, 60], 64, 8, 2, pokes=[[None, 10, "inf"]]),
+            checks=VALUES,
+        ),
+        # The newest stands above every number, the largest too.
+        Case(
+            "largest_number_elsewhere_with_one_place",
+            _call([64, 41, 20], 64, 8, 1, fill="max"),
             checks=VALUES,
         ),
         Case(
