@@ -306,7 +306,7 @@ def _block_cases() -> list[Case]:
         Case("blocks_of_64", _call([300, 130], 300, 64, 2), checks=VALUES),
         Case("blocks_of_65", _call([300, 131], 300, 65, 2), checks=LAYOUT),
         # Wider than what a program looks at together.
-        Case("blocks_of_1500", _call([4000, 1501], 4000, 1500, 1), checks=LAYOUT),
+        Case("blocks_of_1500", _call([4000, 1501, 1500, 0], 4000, 1500, 1), checks=LAYOUT),
         Case("block_wider_than_the_row", _call([20, 7], 20, 33, 2), checks=VALUES),
         Case("block_size_beyond_int32", _call([20, 0], 20, 2**40, 2**40), checks=VALUES),
         # There are places for all blocks: those of -inf and NaN are still not kept.
@@ -319,7 +319,7 @@ def _block_cases() -> list[Case]:
         ),
         Case(
             "everything_blocks_of_1500",
-            _call([4000, 1501], 4000, 1500, 3, pokes=[[0, 1499, "nan"]]),
+            _call([4000, 1501, 1500, 0], 4000, 1500, 3, pokes=[[0, 1499, "nan"]]),
             checks=VALUES,
         ),
         Case("everything_bf16", _call([72, 9], 72, 8, 9, dtype="bf16"), checks=LAYOUT),
