@@ -161,7 +161,9 @@ def validate(
     if not seq_lens.is_contiguous():
         raise ValueError(f"seq_lens must be contiguous, got strides {seq_lens.stride()}")
     if seq_lens.device != logits.device:
-        raise ValueError(f"seq_lens must be on {logits.device}, got {seq_lens.device}")
+        raise ValueError(
+            f"seq_lens must be on the device of logits {logits.device}, got {seq_lens.device}"
+        )
 
     if published is None:
         return
@@ -173,4 +175,6 @@ def validate(
             f"got {tuple(published.shape)}"
         )
     if published.device != logits.device:
-        raise ValueError(f"published must be on {logits.device}, got {published.device}")
+        raise ValueError(
+            f"published must be on the device of logits {logits.device}, got {published.device}"
+        )

@@ -473,20 +473,26 @@ def _bad(
     return BadInput(name, lambda args: {**args, **edit(args)}, names, params=params)
 
 
+def _change(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Args], Mapping[str, Any]]:
+    return lambda args: {name: change(args[name])}
+
+
+def _number(name: str, number: int) -> Callable[[Args], Mapping[str, Any]]:
+    return lambda args: {name: number}
+
+
 def _faults(
     name: str, params: Params, faults: Mapping[str, Callable[[Tensor], Tensor]]
 ) -> list[BadInput]:
     return [
-        _bad(
-            f"{name}_{fault}", name, lambda args, change=change: {name: change(args[name])}, params
-        )
+        _bad(f"{name}_{fault}", name, _change(name, change), params)
         for fault, change in faults.items()
     ]
 
 
 def _bad_inputs() -> list[BadInput]:
     numbers = [
-        _bad(f"{name}_{fault}", name, lambda args, name=name, number=number: {name: number}, params)
+        _bad(f"{name}_{fault}", name, _number(name, number), params)
         for name in ("topk_blocks", "block_size")
         for fault, number, params in (
             ("0", 0, _SOURCE),

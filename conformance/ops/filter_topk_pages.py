@@ -488,6 +488,10 @@ def _two_apart(matrix: Tensor) -> Tensor:
     return matrix.new_zeros(matrix.shape[0], 2 * matrix.shape[1])[:, ::2]
 
 
+def _to(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.to(dtype)
+
+
 def _tensor_faults(name: str, *wrong_types: torch.dtype) -> list[BadInput]:
     faults: list[tuple[str, Callable[[Tensor], Tensor]]] = [
         ("1d", lambda t: t[0]),
@@ -498,10 +502,7 @@ def _tensor_faults(name: str, *wrong_types: torch.dtype) -> list[BadInput]:
         ("transposed", lambda t: t.t().contiguous().t()),
         ("on_another_device", lambda t: t.to("meta")),
     ]
-    faults += [
-        (f"of_{str(dtype).removeprefix('torch.')}", lambda t, dtype=dtype: t.to(dtype))
-        for dtype in wrong_types
-    ]
+    faults += [(f"of_{str(dtype).removeprefix('torch.')}", _to(dtype)) for dtype in wrong_types]
     return [_bad(f"{name}_{fault}", name, _change(name, change)) for fault, change in faults]
 
 
