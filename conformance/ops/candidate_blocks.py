@@ -142,7 +142,7 @@ def replays(params: Params) -> list[Params]:
     plain = {**params, "pokes": []}
     width, lens = params["width"], params["lens"]
     return [
-        {**plain, "lens": [width - length for length in lens], "fill": "normal"},
+        {**plain, "lens": [width - min(max(n, 0), width) for n in lens], "fill": "normal"},
         {**plain, "lens": [width] * len(lens), "fill": "mixed"},
         {**plain, "lens": [*lens[:1], *[0] * (len(lens) - 1)], "fill": "coarse"},
         {**plain, "lens": [(2 * length + 1) % (width + 1) for length in lens]},
