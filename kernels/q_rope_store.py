@@ -34,8 +34,8 @@ FEW_WARPS, MANY_WARPS = 1, 4
 WIDE_BYTES = 16
 """Bytes of the widest load: whole ones need bases and row strides that are multiples of it."""
 
-MAX_HEADS = 2**31 - 1
-"""Heads of a call, over all its rows, that the kernels count in 32 bits (2 TiB of queries)."""
+MAX_HEADS = 2**30
+"""Heads of a call, over all its rows, that the kernels count in 32 bits (1 TiB of queries)."""
 
 Path = Literal["fused", "oracle"]
 
