@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.judges import Bits
-from draftproof.conformance.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.judges import Bits
+from draftproof.conformance.engine.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
 
 HEAD_DIM = 512
 ROPE_DIM = 64
