@@ -1,4 +1,4 @@
-"""Triton kernels of `q_rope_store`: rotate and copy in one launch, and the three that it replaces."""
+"""Triton kernels of `q_rope_store`: rotate and copy in one launch, and what that replaces."""
 
 from __future__ import annotations
 
@@ -241,10 +241,8 @@ def q_rope_store(q: Tensor, output: Tensor, freqs_cis: Tensor, positions: Tensor
     )
 
 
-def q_rope_store_baseline(
-    q: Tensor, output: Tensor, freqs_cis: Tensor, positions: Tensor
-) -> None:
-    """Copy the queries, rotate the copy in place, copy it into the buffer: what one launch replaces.
+def q_rope_store_baseline(q: Tensor, output: Tensor, freqs_cis: Tensor, positions: Tensor) -> None:
+    """Copy the queries, rotate the copy in place, copy it into the buffer: the unfused path.
 
     Parameters, effect and errors are those of `q_rope_store`.
     """
@@ -288,9 +286,9 @@ def refusal(q: Tensor, output: Tensor, freqs_cis: Tensor, positions: Tensor) -> 
     str or None
         One sentence that names the argument, what was found and what is wanted.
     """
-    for name, tensor, dtype in (("q", q, torch.bfloat16), ("output", output, torch.bfloat16)):
-        if tensor.dtype != dtype:
-            return f"{name}: dtype must be {dtype}, got {tensor.dtype}"
+    for name, tensor in (("q", q), ("output", output)):
+        if tensor.dtype != torch.bfloat16:
+            return f"{name}: dtype must be torch.bfloat16, got {tensor.dtype}"
         if tensor.dim() != 3 or tensor.shape[2] != HEAD_DIM.value:
             return f"{name}: shape must be [T, H, {HEAD_DIM.value}], got {list(tensor.shape)}"
     if output.shape != q.shape:
@@ -304,9 +302,7 @@ def refusal(q: Tensor, output: Tensor, freqs_cis: Tensor, positions: Tensor) -> 
                 "the heads of a row lie in one piece"
             )
         if row_stride < heads * HEAD_DIM.value and rows > 1:
-            return (
-                f"{name}: row stride must be at least {heads * HEAD_DIM.value}, got {row_stride}"
-            )
+            return f"{name}: row stride must be at least {heads * HEAD_DIM.value}, got {row_stride}"
     if rows * heads > MAX_HEADS:
         return f"q: {rows} x {heads} heads are beyond the limit of {MAX_HEADS}"
 

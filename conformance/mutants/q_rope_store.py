@@ -289,7 +289,7 @@ class RowsBeyond4096Skipped(Store):
 
 class OutputRowsTakenForPacked(Store):
     def write(self, output: Tensor, copied: Tensor, tail: Tensor) -> None:
-        rows, heads, _ = output.shape
+        heads = output.shape[1]
         packed = output.as_strided(output.shape, (heads * HEAD_DIM, HEAD_DIM, 1))
         super().write(packed, copied, tail)
 
@@ -508,15 +508,11 @@ MUTANTS = [
         OtherOperandOrderInTheOddOne(),
     ),
     _mutant("one_rounding", "No product is rounded before they are added.", OneRounding()),
-    _mutant(
-        "straight_to_bf16", "The sum is rounded to bfloat16 without a stop.", StraightToBf16()
-    ),
+    _mutant("straight_to_bf16", "The sum is rounded to bfloat16 without a stop.", StraightToBf16()),
     _mutant(
         "product_rounded_to_bf16", "The product with y is rounded to bf16.", ProductRoundedToBf16()
     ),
-    _mutant(
-        "product_truncated", "The product with y is rounded toward zero.", ProductTruncated()
-    ),
+    _mutant("product_truncated", "The product with y is rounded toward zero.", ProductTruncated()),
     _mutant("rotation_in_bf16", "c and s are rounded to bfloat16.", RotationInBf16()),
     _mutant("truncated", "bfloat16 is cut off, not rounded.", Truncated()),
     _mutant("half_away_from_zero", "bfloat16 ties go away from zero.", HalfAwayFromZero()),
@@ -537,15 +533,9 @@ MUTANTS = [
     _mutant(
         "position_zero_is_copied", "Queries at position 0 are not rotated.", PositionZeroIsCopied()
     ),
-    _mutant(
-        "rows_taken_for_positions", "Row t turns by rotation t.", RowsAreTakenForPositions()
-    ),
-    _mutant(
-        "first_position_serves_all", "All rows turn as the first.", FirstPositionServesAll()
-    ),
-    _mutant(
-        "last_rotation_never_used", "Positions end one too early.", LastRotationIsNeverUsed()
-    ),
+    _mutant("rows_taken_for_positions", "Row t turns by rotation t.", RowsAreTakenForPositions()),
+    _mutant("first_position_serves_all", "All rows turn as the first.", FirstPositionServesAll()),
+    _mutant("last_rotation_never_used", "Positions end one too early.", LastRotationIsNeverUsed()),
     _mutant("positions_have_11_bits", "Positions wrap at 2048.", PositionsHave11Bits()),
     _mutant(
         "copied_through_float32", "The copy rewrites the payloads of NaN.", CopiedThroughFloat32()
@@ -553,9 +543,7 @@ MUTANTS = [
     _mutant("copy_loses_negative_zero", "A copied -0 becomes +0.", CopyLosesNegativeZero()),
     _mutant("only_the_tail_written", "Nothing is copied.", OnlyTheTailIsWritten()),
     _mutant("only_the_copy_written", "The tails are left.", OnlyTheHeadIsWritten()),
-    _mutant(
-        "one_element_too_few_copied", "Element 447 is left.", OneElementTooFewCopied()
-    ),
+    _mutant("one_element_too_few_copied", "Element 447 is left.", OneElementTooFewCopied()),
     _mutant("heads_beyond_16_skipped", "There is room for 16 heads.", HeadsBeyond16Skipped()),
     _mutant("heads_beyond_32_skipped", "There is room for 32 heads.", HeadsBeyond32Skipped()),
     _mutant("rows_beyond_4096_skipped", "There is room for 4096 rows.", RowsBeyond4096Skipped()),

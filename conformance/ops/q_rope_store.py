@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftproof.conformance.engine.judges import Bits
-from draftproof.conformance.engine.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.spec import (
+    Args,
+    BadInput,
+    BenchPoint,
+    Case,
+    Effect,
+    OpSpec,
+    Params,
+)
 
 HEAD_DIM = 512
 ROPE_DIM = 64
@@ -115,7 +123,7 @@ SPECIAL_SHARE = 4
 """One element of noise in so many holds a special pattern."""
 
 TILED_ROWS = 257
-"""Rows of noise that a large call repeats: a prime, so that a wrong row of any power of two shows."""
+"""Rows of noise that a large call repeats: a prime, so a row off by a power of two shows."""
 
 
 # ---------------------------------------------------------------- building a call
@@ -209,7 +217,9 @@ def _heads(rows: int, heads: int, wide: int, first: int, stride: int | None) -> 
     """Heads `first` to `first + heads` of rows that have `wide`, or that stand `stride` apart."""
     stride = wide * HEAD_DIM if stride is None else stride
     # Not filled: rows may stand so far apart that nothing could.
-    memory = torch.empty(max(0, rows - 1) * stride + (first + heads) * HEAD_DIM, dtype=torch.bfloat16)
+    memory = torch.empty(
+        max(0, rows - 1) * stride + (first + heads) * HEAD_DIM, dtype=torch.bfloat16
+    )
     return memory.as_strided((rows, heads, HEAD_DIM), (stride, HEAD_DIM, 1), first * HEAD_DIM)
 
 
@@ -618,7 +628,9 @@ def _bad_inputs() -> list[BadInput]:
         # Rows that interlock, and reach into each other by one element at either end.
         _bad("output_begins_in_q", "output", lambda args: _beside(args, 2 * row, row - 1)),
         _bad("output_ends_in_q", "output", lambda args: _beside(args, 2 * row, 1 - row)),
-        _bad("output_begins_in_the_last_row", "output", lambda args: _beside(args, row, 3 * row - 1)),
+        _bad(
+            "output_begins_in_the_last_row", "output", lambda args: _beside(args, row, 3 * row - 1)
+        ),
         _bad("output_ends_in_the_next_row", "output", lambda args: _beside(args, 2 * row, row + 1)),
     ]
     bad += [

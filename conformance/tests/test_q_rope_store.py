@@ -82,8 +82,10 @@ def test_oracle_and_crosscheck_leave_the_same_bits(params: Any, seed: int) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["kept_pairs", "cancelling_pairs", "exact_cancellation", "specials_by_units"]
-    + ["specials_by_specials", "noise_by_noise", "subnormal_results"],
+    [
+        *("kept_pairs", "cancelling_pairs", "exact_cancellation", "subnormal_results"),
+        *("specials_by_units", "specials_by_specials", "noise_by_noise"),
+    ],
 )
 def test_oracle_and_crosscheck_agree_on_the_rounding_cases(name: str) -> None:
     (case,) = [case for case in ops.SPECS[0].cases if case.name == name]
