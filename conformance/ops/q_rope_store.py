@@ -187,8 +187,12 @@ def build(params: Params, seed: int) -> Args:
         q = output.as_strided(output.shape, output.stride(), params["q_first"] * HEAD_DIM)
     else:
         q = _heads(rows, heads, params["q_heads"], params["q_first"], q_stride)
+    tiled = params["content"] == "tiled"
     for target in (q, output):
-        _patterns(target).copy_(_noise(params["content"], rows, heads, generator))
+        noise = _noise(min(rows, TILED_ROWS) if tiled else rows, heads, generator)
+        for start in range(0, rows, max(len(noise), 1)):
+            part = _patterns(target)[start : start + len(noise)]
+            part.copy_(noise[: len(part)])
     if params["content"] == "normal":
         tail = torch.randn(rows, heads, ROPE_DIM, generator=generator)
         q[..., COPIED:] = tail.to(torch.bfloat16)
@@ -231,16 +235,14 @@ def _signed(bits: int, width: int) -> int:
     return bits - (1 << width) if bits >> (width - 1) else bits
 
 
-def _noise(content: str, rows: int, heads: int, generator: torch.Generator) -> Tensor:
+def _noise(rows: int, heads: int, generator: torch.Generator) -> Tensor:
     """Random bfloat16 bits, one element in a few a special pattern."""
-    made = min(rows, TILED_ROWS) if content == "tiled" else rows
-    count = made * heads * HEAD_DIM
+    count = rows * heads * HEAD_DIM
     bits = torch.randint(-(2**15), 2**15, (count,), dtype=torch.int16, generator=generator)
     specials = torch.tensor([_signed(bits, 16) for bits in SPECIAL_BITS], dtype=torch.int16)
     strewn = bits[::SPECIAL_SHARE]
     strewn.copy_(specials[strewn.long() % len(specials)])
-    bits = bits.view(made, heads, HEAD_DIM)
-    return bits if made == rows else bits[torch.arange(rows) % made]
+    return bits.view(rows, heads, HEAD_DIM)
 
 
 def _rotations(kind: str, max_pos: int, generator: torch.Generator) -> Tensor:
