@@ -125,7 +125,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     return target.getvalue()
 
 
-def _write(page: Page, folder: Path) -> None:
+def write_page(page: Page, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encoded = base64.b64encode(page.plot_svg.encode()).decode() if page.plot_svg else None
     for suffix in ("md", "html"):
@@ -153,7 +153,7 @@ def write_run_summary(folder: Path) -> None:
     ValueError
         If it is no run folder, or its files contradict each other.
     """
-    _write(_run_page(load_run(folder)), folder)
+    write_page(_run_page(load_run(folder)), folder)
 
 
 def _run_page(run: Run) -> Page:
@@ -316,7 +316,7 @@ def write_comparison(comparison: dict[str, Any], folder: Path) -> None:
     OSError
         If it cannot be written.
     """
-    _write(_comparison_page(comparison), folder)
+    write_page(_comparison_page(comparison), folder)
 
 
 def _comparison_page(comparison: dict[str, Any]) -> Page:
