@@ -18,7 +18,7 @@ PLOT_FILE = "plot.svg"
 # So many flipped questions are listed; the JSON has all of them.
 _FLIPPED_SHOWN = 50
 
-_PLOT_STYLE: dict[Any, Any] = {
+PLOT_STYLE: dict[Any, Any] = {
     # Without a salt of its own Matplotlib draws random ids; texts stay texts, so that no font of
     # this machine gets into the file.
     "svg.hashsalt": "draftproof",
@@ -104,7 +104,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_PLOT_STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         heights = [0.5 + 0.32 * len(bars) for _, bars, _ in panels]
         figure = Figure(figsize=(7.0, 0.5 + sum(heights)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -51,8 +51,8 @@ def test_a_question_lost_altogether_leaves_no_bound_and_a_gain_raises_it():
 def test_a_drop_of_the_margin_is_called_no_worse_in_at_most_one_of_twenty(
     lost, gains, share_of_first
 ):
-    # Of 60 questions in two lanes, some lose the part `lost` and some gain it; the losses may lie in
-    # the first lane alone.
+    # Of 60 questions in two lanes, some lose the part `lost` and some gain it; the losses may
+    # lie in the first lane alone.
     rng = np.random.default_rng(1)
     chances = 2 * MARGIN * np.repeat([share_of_first, 1 - share_of_first], 30) / lost + gains
     drawn = rng.random((20_000, 60))
