@@ -18,6 +18,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"
 
+
 @dataclass(frozen=True)
 class Server:
     """A server as the command line names it: `LABEL=URL`, or a URL alone."""

@@ -167,9 +167,7 @@ class _Boot:
         workers = self.plan.concurrency if condition["asking"] == "concurrent" else 1
 
         async def ask(number: int) -> None:
-            asked = await self.asker.ask(
-                CHAT, self._body(fixture, condition, number), keeps=True
-            )
+            asked = await self.asker.ask(CHAT, self._body(fixture, condition, number), keeps=True)
             answer = asked.answer
             self._keep(
                 {
@@ -344,9 +342,7 @@ async def _ask_gaps(
     """Ask every boot for the gap at each parting of all texts so far."""
     found = []
     for fixture in plan.fixtures.fixtures:
-        some = [
-            row for row in repeatability.answered(rows) if row["fixture"] == fixture.name
-        ]
+        some = [row for row in repeatability.answered(rows) if row["fixture"] == fixture.name]
         texts = [text for text, _ in repeatability.distinct(some)]
         for other in texts[1 : 1 + _PARTINGS_ASKED]:
             parting = repeatability.parting(some, texts[0], other)
@@ -543,7 +539,9 @@ def _flags(
 def repeat_command(
     server: Annotated[
         list[str],
-        typer.Option(metavar="[LABEL=]URL", help="A server; several are arms (speculation off, on)."),
+        typer.Option(
+            metavar="[LABEL=]URL", help="A server; several are arms (speculation off, on)."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="Model id, if a server lists several.")] = None,
     api_key: Annotated[
@@ -555,7 +553,9 @@ def repeat_command(
     ] = 20,
     grid: Annotated[
         list[str],
-        typer.Option(metavar="AXIS=VALUE,...", help="Only these; axes load, prefix, logprobs, asking."),
+        typer.Option(
+            metavar="AXIS=VALUE,...", help="Only these; axes load, prefix, logprobs, asking."
+        ),
     ] = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=2, help="Of concurrent asking.")] = 8,
     fixtures: Annotated[
@@ -579,9 +579,7 @@ def repeat_command(
         servers = parse_servers(server)
         if parity and len(servers) < 2 and join is None:
             raise ValueError(f"--parity: needs two arms, got {server}")
-        plan = Plan(
-            read_document(Fixtures, fixtures), parse_grid(grid), requests, concurrency
-        )
+        plan = Plan(read_document(Fixtures, fixtures), parse_grid(grid), requests, concurrency)
         keys = parse_keys(api_key, servers)
         folder = join or runfolder.unique(out, "repeat")
         say = functools.partial(typer.echo, err=True)
