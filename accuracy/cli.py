@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from draftproof.accuracy import runfolder
+from draftproof.accuracy.asking import ServerGone
 from draftproof.accuracy.compare import compare_command
 from draftproof.accuracy.lanes import Lane, list_command, load_lane
 from draftproof.accuracy.prompts import PromptError
@@ -86,8 +87,12 @@ def run_command(
             data=data,
             out=out,
             resume=resume,
+            takes_other_build=False,
             order_seed=order_seed,
             is_strict=strict,
+            label=None,
+            max_minutes=None,
+            secrets=frozenset(),
             command=sys.argv,
         )
         if plan is None:
@@ -150,7 +155,7 @@ def _run(options: RunOptions) -> tuple[Path | None, int]:
     """Run once and say what came out; the run's folder, if one was made, and the exit code."""
     try:
         outcome = run_lane(options, Console(stderr=True))
-    except (ServerFailed, Interrupted) as error:
+    except (ServerFailed, ServerGone, Interrupted) as error:
         typer.echo(f"not a measurement: {error}", err=True)
         return None, 1
     except (DataError, FolderError, PromptError, ServerUnfit):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.accuracy.lanes import Lane, lane_from
-from draftproof.accuracy.runfolder import RECEIPT, RESULT, final_rows, read_rows
+from draftproof.accuracy.runfolder import RECEIPT, RESULT, read_rows
 
 RESULT_SCHEMA = "draftproof.accuracy-result/1"
-RECEIPT_SCHEMA = "draftproof.accuracy-receipt/1"
+RECEIPT_SCHEMA = "draftproof.accuracy-receipt/2"
 
 # What is read of each file; more may stand there.
 _RESULT_FIELDS = (
@@ -130,7 +130,8 @@ def load_run(folder: Path) -> Run:
             f"run {folder}: {RESULT} has lane_sha256 {result['lane_sha256']}, but the lane in "
             f"{RECEIPT} has {lane.sha256}"
         )
-    run = Run(folder, lane, result, receipt, final_rows(read_rows(folder)))
+    rows = {(row["question_id"], row["repeat"]): row for row in read_rows(folder)}
+    run = Run(folder, lane, result, receipt, rows)
     if len(run.question_ids) > lane.dataset.scored:
         raise ValueError(
             f"run {folder}: has answers to {len(run.question_ids)} questions, but the lane asks "

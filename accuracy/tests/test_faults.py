@@ -51,7 +51,7 @@ def test_a_server_that_fails_from_the_first_request_is_no_measurement(
     tmp_path: Path, status: int
 ) -> None:
     with fake_server(fault="status", fault_status=status) as server:
-        ran = run(tmp_path, server, "arithmetic")
+        ran = run(tmp_path, server, "arithmetic", "--set", "overload_s=0.5")
     is_no_measurement(ran)
     assert f"http_{status}" in ran.err
     assert ran.folder is None
@@ -156,7 +156,7 @@ def test_a_long_answer_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_an_answer_beyond_the_time_limit_is_one_error(tmp_path: Path) -> None:
-    with fake_server(event_delay_s=0.5) as server:
+    with fake_server(fault="trickle", fault_from=CHECKS) as server:
         ran = run(tmp_path, server, "arithmetic", "--set", "limit=2", "--set", "total_s=1")
     is_no_measurement(ran, "errors: 2 (timeout x 2)")
 
