@@ -4,9 +4,9 @@ Standard library only, a process of its own. `python model_server.py '{"step_s":
 line, `{"port": ...}`, and serves 127.0.0.1 until it is ended. Its behaviour is one JSON object,
 `DEFAULTS` with changes; `POST /_control` changes it while it runs.
 
-A token is a word with the space before it. The model sums, copies a line, finds a planted key, calls
-the tool that fits, and otherwise says words drawn from a hash of the prompt. Log probabilities follow
-from the same hash; `ties` makes a prompt's text part at a place, as rounding would.
+A token is a word with the space before it. The model sums, copies a line, finds a planted key,
+calls the tool that fits, and otherwise says words drawn from a hash of the prompt. Log
+probabilities follow from the same hash; `ties` makes a text part at a place, as rounding would.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "fails_after": None,
 }
 
-_WORDS = "the river stone light wind over under slow bright grass cold hill water evening".split()
+_WORDS = ("the", "river", "stone", "light", "wind", "over", "under", "slow", "bright", "grass")
 _TOKEN = re.compile(r"\s*\S+")
 _SUM = re.compile(r"What is (\d+) ([-+*]) (\d+)\?")
 
@@ -164,7 +164,7 @@ class ModelServer:
         return await self.stream(writer, self.events(chat, body, finished))
 
     def reuse(self, ids: list[Any], salt: str) -> int:
-        """Whole blocks that an earlier prompt of this namespace shares; the last token is computed."""
+        """Whole blocks shared with an earlier prompt of this namespace, without the last token."""
         best = 0
         for earlier in self.cache.setdefault(salt, []):
             common = 0
