@@ -151,7 +151,7 @@ class Retrieval(_Gate):
     """
 
     kind: Literal["retrieval"]
-    depths: Annotated[list[float], Field(min_length=1)] = [0.1, 0.5, 0.9]
+    depths: Annotated[list[float], Field(min_length=1)] = Field(default=[0.1, 0.5, 0.9])
     share: Annotated[float, Field(gt=0, lt=1)] = 0.9
     at_most_tokens: Annotated[int, Field(ge=64)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 24
@@ -173,7 +173,7 @@ class Retrieval(_Gate):
             told.append(
                 {
                     "depth": depth,
-                    "key": key,
+                    "planted": key,
                     "answer": answer.text,
                     "prompt_tokens": answer.prompt_tokens,
                     "exact": re.findall(r"\d+", answer.text or "")[:1] == [key],
@@ -184,13 +184,13 @@ class Retrieval(_Gate):
             one = missed[0]
             raise Failed(
                 f"{len(missed)} of {len(told)} keys are not told exactly; at depth "
-                f"{one['depth']:g} of {one['prompt_tokens']} tokens the key is {one['key']}, the "
+                f"{one['depth']:g} of {one['prompt_tokens']} tokens the key is {one['planted']}, the "
                 f"answer {one['answer']!r}"
             )
         return Outcome(
             "passed",
             f"{len(told)} keys told exactly in prompts of {told[0]['prompt_tokens']} tokens",
-            {"keys": told},
+            {"depths": told},
         )
 
 
@@ -228,7 +228,7 @@ class Boundaries(_Gate):
             prompt = await self._of_length(bench, length)
             answers[length] = (await bench.chat(prompt, self.max_tokens)).text or ""
         distinct = Counter(answers.values())
-        details = {"answers": answers}
+        details = {"answers": {str(length): text for length, text in answers.items()}}
         wrong = [
             length
             for length, text in answers.items()
@@ -306,7 +306,9 @@ class Structured(_Gate):
 
     kind: Literal["structured"]
     cases: Annotated[list[StructuredCase], Field(min_length=1)]
-    ways: list[Literal["chat", "chat-stream", "raw"]] = ["chat", "chat-stream", "raw"]
+    ways: list[Literal["chat", "chat-stream", "raw"]] = Field(
+        default=["chat", "chat-stream", "raw"]
+    )
     concurrent: Annotated[int, Field(ge=1)] = 8
     max_tokens: Annotated[int, Field(ge=1)] = 128
 

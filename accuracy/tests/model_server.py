@@ -1,4 +1,4 @@
-"""A small server with a toy greedy model: tokens, log probabilities, a prefix cache, tools, schemas.
+"""A small server with a toy greedy model: tokens, log probabilities, prefix cache, tools, schemas.
 
 Standard library only, a process of its own. `python model_server.py '{"step_s": 0.001}'` prints one
 line, `{"port": ...}`, and serves 127.0.0.1 until it is ended. Its behaviour is one JSON object,
