@@ -84,16 +84,16 @@ class Bench:
     ----------
     asker : Asker
     served : Served
-    folder : Path
-        Where paths of the qualification's file start.
+    references : Path
+        Folder of stored references.
     """
 
     asker: Asker
     served: Served
-    folder: Path
+    references: Path
 
     async def ask(self, path: str, body: dict[str, Any]) -> Answer:
-        """Ask once more than nothing: a request that fails fails the gate."""
+        """Ask; a request that fails fails the gate."""
         asked = await self.asker.ask(path, body, keeps=True)
         if asked.failure is not None:
             raise Failed(f"a request failed: {asked.failure}")
@@ -219,10 +219,8 @@ class Boundaries(_Gate):
         answers: dict[int, str] = {}
         least = await bench.prompt_tokens(self.question)
         for size, more in itertools.product(sizes, (-1, 0, 1)):
-            length = size + more
-            # The smallest whole number of pages that holds the question.
-            while length < least + 2:
-                length += size
+            # The smallest whole number of chunks or pages that holds the question.
+            length = -(-(least + 3) // size) * size + more
             if room is not None and length + self.max_tokens > room:
                 raise NotRun(f"a prompt of {length} tokens does not fit into {room}")
             prompt = await self._of_length(bench, length)
@@ -503,11 +501,11 @@ class Reference(_Gate):
         return told
 
     async def run(self, bench: Bench) -> Outcome:
-        path = bench.folder / self.file
+        path = bench.references / self.file
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise NotRun(f"{path}: no stored reference: {error}") from error
+            raise NotRun(f"no stored reference at {path}") from error
         lacking = [prompt for prompt in self.prompts if prompt not in stored]
         if lacking:
             raise NotRun(f"{path}: has no reference for {lacking[0]!r}")

@@ -45,8 +45,8 @@ def qualification_names() -> list[str]:
     return sorted(path.stem for path in QUALIFICATIONS_DIR.glob("*.yaml"))
 
 
-def load_qualification(name_or_path: str) -> tuple[Qualification, Path]:
-    """Load a qualification by name or from a YAML file, and its folder.
+def load_qualification(name_or_path: str) -> Qualification:
+    """Load a qualification by name or from a YAML file.
 
     Raises
     ------
@@ -67,12 +67,12 @@ def load_qualification(name_or_path: str) -> tuple[Qualification, Path]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{path}: gates: the name {name!r} is given twice")
-    return found, path.parent
+    return found
 
 
 async def qualify(
     qualification: Qualification,
-    folder: Path,
+    references: Path,
     server: Server,
     model: str | None,
     api_key: str | None,
@@ -83,8 +83,8 @@ async def qualify(
 
     Parameters
     ----------
-    folder : Path
-        Where paths of the qualification start.
+    references : Path
+        Folder of stored references.
     max_minutes : float or None
         Bound of all gates together: what has not begun by then is not run.
 
@@ -104,7 +104,7 @@ async def qualify(
     gates: list[dict[str, Any]] = []
     async with asking(server.url, api_key, qualification.timeouts, _CONNECTIONS) as asker:
         served = await learn(asker, server, model)
-        bench = Bench(asker, served, folder)
+        bench = Bench(asker, served, references)
         for gate in qualification.gates:
             began_s = time.monotonic()
             left_s = 60 * gate.max_minutes
@@ -159,7 +159,7 @@ async def _run(gate: Gate, bench: Bench, left_s: float) -> Outcome:
 
 async def write_reference(
     qualification: Qualification,
-    folder: Path,
+    references: Path,
     server: Server,
     model: str | None,
     api_key: str | None,
@@ -167,11 +167,11 @@ async def write_reference(
     """Store what this server says as the reference of each gate that compares with one."""
     written = []
     async with asking(server.url, api_key, qualification.timeouts, _CONNECTIONS) as asker:
-        bench = Bench(asker, await learn(asker, server, model), folder)
+        bench = Bench(asker, await learn(asker, server, model), references)
         for gate in qualification.gates:
             if isinstance(gate, Reference):
                 told = await gate.observe(bench)
-                path = folder / gate.file
+                path = references / gate.file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 runfolder.write_json(path, told)
                 written.append(path)
@@ -233,9 +233,12 @@ def qualify_command(
     max_minutes: Annotated[
         float | None, typer.Option(help="Bound of all gates together; the rest is not run.")
     ] = None,
-    reference: Annotated[
+    references: Annotated[
+        Path, typer.Option(help="Folder of the stored references that gates compare with.")
+    ] = Path(".draftproof/references"),
+    write: Annotated[
         bool,
-        typer.Option("--write-reference", help="Store this server's answers as the reference."),
+        typer.Option("--write-reference", help="Store this server's answers as references."),
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if a gate was not run.")] = False,
     out: Annotated[Path, typer.Option(help="Where new folders go.")] = Path(".draftproof/qualify"),
@@ -247,15 +250,15 @@ def qualify_command(
     try:
         if max_minutes is not None and max_minutes <= 0:
             raise ValueError(f"--max-minutes: must be above 0, got {max_minutes:g}")
-        loaded, folder = load_qualification(qualification)
+        loaded = load_qualification(qualification)
         (one,) = parse_servers([server])
         key = parse_keys([api_key] if api_key else [], [one])[one.label]
-        if reference:
-            for path in asyncio.run(write_reference(loaded, folder, one, model, key)):
+        if write:
+            for path in asyncio.run(write_reference(loaded, references, one, model, key)):
                 typer.echo(f"reference: {path}")
             return
         say = functools.partial(typer.echo, err=True)
-        found = asyncio.run(qualify(loaded, folder, one, model, key, max_minutes, say))
+        found = asyncio.run(qualify(loaded, references, one, model, key, max_minutes, say))
         target = runfolder.unique(out, "qualify")
         runfolder.write_json(target / runfolder.RESULT, found)
         write_qualification(found, target)
