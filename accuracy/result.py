@@ -13,7 +13,7 @@ from draftproof.accuracy import stats
 from draftproof.accuracy.lanes import Lane
 from draftproof.accuracy.rows import Row, Usage, final_rows
 
-SCHEMA = "draftproof.accuracy-result/1"
+SCHEMA = "draftproof.accuracy-result/2"
 
 # Ways for a model to end an answer; every other finish reason is odd.
 _ENDS = ("stop", "length")

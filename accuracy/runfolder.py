@@ -79,6 +79,19 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def holder_of(folder: Path) -> str | None:
+    """Process id of the client that has a run folder open, None if none has."""
+    try:
+        with (folder / ".lock").open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return lock.read().strip() or "unknown"
+    except OSError:
+        pass
+    return None
+
+
 def lines_set_aside(folder: Path) -> int:
     """Number of bad lines that were taken out of a run's rows."""
     path = folder / SET_ASIDE

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -33,7 +32,6 @@ _SAME_ON_RESUME = (
     ("the model", None, "model"),
     ("the request", "protocol", "sampling_sent"),
     ("the grader's code", None, "grader"),
-    ("the label", None, "label"),
 )
 
 
@@ -234,7 +232,7 @@ class RunBook:
             flags=[*plan.findings.flags, *self._flags()],
             is_strict=plan.is_strict,
             model=plan.findings.protocol.model,
-            label=plan.label,
+            label=self._receipt["label"],
             build_changes=self._build_changes,
         )
         try:
@@ -302,6 +300,8 @@ class RunBook:
         self._read_rows()
         self._receipt["sessions"] = [*before["sessions"], *self._receipt["sessions"]]
         self._receipt["server"] = before["server"]
+        if self.plan.label is None:
+            self._receipt["label"] = before["label"]
         self._receipt["times"]["started"] = before["times"]["started"]
 
     def _read_rows(self) -> None:
@@ -368,15 +368,6 @@ class RunBook:
                 }
             ],
         }
-
-
-def result_of(folder: Path) -> dict[str, Any] | None:
-    """The result that lies in a run's folder, None if there is none."""
-    try:
-        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _fields(findings: Findings) -> dict[str, Any]:

@@ -310,6 +310,25 @@ class Lane(_Section):
         return lane_from(content, f"lane {self.name} with --set")
 
 
+def overrides(given: list[str]) -> dict[str, str]:
+    """Take `--set FIELD=VALUE` apart.
+
+    Raises
+    ------
+    ValueError
+        If one is of another form, or sets a field again.
+    """
+    changes: dict[str, str] = {}
+    for change in given:
+        field, equals, value = change.partition("=")
+        if not equals or not field:
+            raise ValueError(f"--set: must be FIELD=VALUE, got {change!r}")
+        if field in changes:
+            raise ValueError(f"--set: {field} is set twice")
+        changes[field] = value
+    return changes
+
+
 def _settable_path(given: str) -> str:
     """Complete `max_tokens` to `sampling.max_tokens`, or refuse."""
     sections: dict[str, type[BaseModel]] = {

@@ -32,8 +32,8 @@ IMPATIENT = ("--set", "idle_s=1")
 
 
 def is_no_measurement(ran: Ran, *reasons: str) -> None:
-    """Exit 1, every reason told, and no score anywhere."""
-    assert ran.code == 1, ran.out + ran.err
+    """Exit 4, every reason told, and no score anywhere."""
+    assert ran.code == 4, ran.out + ran.err
     for reason in reasons:
         assert f"not a measurement: {reason}" in ran.out + ran.err
     assert not re.search(r"\bscore\b|\d%", ran.out)
@@ -397,7 +397,7 @@ def test_a_full_disk_ends_the_run_with_whole_rows_that_resume_completes(tmp_path
         )
         (folder,) = tmp_path.iterdir()
         full = Ran(done.returncode, done.stdout, done.stderr, 0, folder)
-        assert full.code == 1
+        assert full.code == 4
         assert "responses.jsonl cannot be written: File too large" in full.out
         assert "score" not in full.out
         landed = len(full.rows)
