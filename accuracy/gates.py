@@ -184,7 +184,7 @@ class Retrieval(_Gate):
             one = missed[0]
             raise Failed(
                 f"{len(missed)} of {len(told)} keys are not told exactly; at depth "
-                f"{one['depth']:g} of {one['prompt_tokens']} tokens the key is {one['planted']}, the "
+                f"{one['depth']:g} of {one['prompt_tokens']} tokens it is {one['planted']}, the "
                 f"answer {one['answer']!r}"
             )
         return Outcome(

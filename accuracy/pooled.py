@@ -178,6 +178,11 @@ def power_if_equal(
     return sum(low > -margin for low in lows) / len(few)
 
 
+def split_lanes(text: str) -> list[str]:
+    """Split `X+Y` into its lanes; a folder whose name has a plus is taken whole."""
+    return [text] if Path(text).is_dir() else text.split("+")
+
+
 def pool(
     a_lanes: Sequence[Sequence[Path]],
     b_lanes: Sequence[Sequence[Path]],

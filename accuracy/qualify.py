@@ -19,6 +19,14 @@ from draftproof.accuracy.asking import ServerGone, asking, now
 from draftproof.accuracy.documents import Section, read_document
 from draftproof.accuracy.gates import Bench, Failed, Gate, NotRun, Outcome, Reference
 from draftproof.accuracy.lanes import Timeouts
+from draftproof.accuracy.outputs import (
+    Case,
+    JsonOption,
+    JUnitOption,
+    Outputs,
+    SummaryOption,
+    markdown_of,
+)
 from draftproof.accuracy.probing import Server, default_timeouts, learn, parse_keys, parse_servers
 from draftproof.accuracy.protocol import ServerFailed
 from draftproof.accuracy.report import Page, write_page
@@ -211,6 +219,19 @@ def write_qualification(found: dict[str, Any], folder: Path) -> None:
     write_page(Page("Serving qualification", _lead(found), tone, [gates], None), folder)
 
 
+def _cases(found: dict[str, Any]) -> list[Case]:
+    """The gates as lines of a JUnit file; one that is not run is no failure, and says so."""
+    return [
+        Case(
+            f"{found['qualification']['name']} {gate['gate']}",
+            f"{gate['status']}: {gate['reason']}",
+            failure=gate["reason"] if gate["status"] == "failed" else None,
+            seconds=gate["seconds"],
+        )
+        for gate in found["gates"]
+    ]
+
+
 def exit_code(counts: dict[str, int], is_strict: bool) -> int:
     """1 if a gate failed, or with `is_strict` was not run; 4 if none was run at all."""
     if counts.get("failed"):
@@ -242,6 +263,9 @@ def qualify_command(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if a gate was not run.")] = False,
     out: Annotated[Path, typer.Option(help="Where new folders go.")] = Path(".draftproof/qualify"),
+    json_file: JsonOption = None,
+    junit_file: JUnitOption = None,
+    summary_file: SummaryOption = None,
 ) -> None:
     """Does a server serve: long prompts, boundaries, caches, tools, schemas, load, soak?
 
@@ -262,12 +286,15 @@ def qualify_command(
         target = runfolder.unique(out, "qualify")
         runfolder.write_json(target / runfolder.RESULT, found)
         write_qualification(found, target)
+        outputs = Outputs(json_file, junit_file, summary_file)
+        lead, *lines = qualify_text(found).splitlines()
+        outputs.write(found, _cases(found), markdown_of("Serving qualification", lead, lines))
     except (Failed, NotRun, ServerFailed, ServerGone) as error:
         typer.echo(f"not a measurement: {error}", err=True)
         raise typer.Exit(4) from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(qualify_text(found))
-    typer.echo(f"result: {target / runfolder.RESULT}")
+    typer.echo(qualify_text(found), err=outputs.holds_stdout)
+    typer.echo(f"result: {target / runfolder.RESULT}", err=outputs.holds_stdout)
     raise typer.Exit(exit_code(found["counts"], strict))

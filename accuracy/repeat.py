@@ -21,6 +21,7 @@ from draftproof.accuracy import receipt as receipts
 from draftproof.accuracy import repeatability, runfolder
 from draftproof.accuracy.asking import Asker, Pool, ServerGone, asking, now
 from draftproof.accuracy.documents import Section, read_document
+from draftproof.accuracy.outputs import JsonOption, Outputs, SummaryOption, markdown_of
 from draftproof.accuracy.probing import (
     CHAT,
     Served,
@@ -568,6 +569,8 @@ def repeat_command(
     parity: Annotated[
         bool, typer.Option("--parity", help="Exit 1 unless texts are equal up to near ties.")
     ] = False,
+    json_file: JsonOption = None,
+    summary_file: SummaryOption = None,
 ) -> None:
     """Is greedy output the same text each time, and if not, where does it part?
 
@@ -588,14 +591,17 @@ def repeat_command(
         summary = summarise(read_completions(folder), receipt)
         runfolder.write_json(folder / runfolder.RESULT, summary)
         write_repeat(summary, folder)
+        outputs = Outputs(json=json_file, summary=summary_file)
+        lead, *lines = repeat_text(summary).splitlines()
+        outputs.write(summary, [], markdown_of("Repeatability", lead, lines))
     except (RequestFailed, ServerFailed, ServerGone) as error:
         typer.echo(f"not a measurement: {error}", err=True)
         raise typer.Exit(4) from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(repeat_text(summary))
-    typer.echo(f"result: {folder / runfolder.RESULT}")
+    typer.echo(repeat_text(summary), err=outputs.holds_stdout)
+    typer.echo(f"result: {folder / runfolder.RESULT}", err=outputs.holds_stdout)
     if all(one["failed"] == one["requests"] for one in summary["fixtures"]):
         typer.echo("not a measurement: every request failed", err=True)
         raise typer.Exit(4)

@@ -20,6 +20,7 @@ import typer
 from draftproof.accuracy import receipt as receipts
 from draftproof.accuracy import runfolder
 from draftproof.accuracy.asking import Asker, ServerGone, asking, now
+from draftproof.accuracy.outputs import JsonOption, Outputs, SummaryOption, markdown_of
 from draftproof.accuracy.probing import (
     COMPLETIONS,
     GENERATE,
@@ -429,6 +430,8 @@ def throughput_command(
     join: Annotated[
         Path | None, typer.Option(help="Add a launch to this folder, after a restart.")
     ] = None,
+    json_file: JsonOption = None,
+    summary_file: SummaryOption = None,
 ) -> None:
     """How fast does a server decode, and is one arm faster than another?
 
@@ -451,14 +454,17 @@ def throughput_command(
         summary = summarise(*read_rounds(folder))
         runfolder.write_json(folder / runfolder.RESULT, summary)
         write_throughput(summary, folder)
+        outputs = Outputs(json=json_file, summary=summary_file)
+        lead, *lines = throughput_text(summary).splitlines()
+        outputs.write(summary, [], markdown_of("Decode throughput", lead, lines))
     except (NotMeasured, ServerFailed, ServerGone) as error:
         typer.echo(f"not a measurement: {error}", err=True)
         raise typer.Exit(4) from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(throughput_text(summary))
-    typer.echo(f"result: {folder / runfolder.RESULT}")
+    typer.echo(throughput_text(summary), err=outputs.holds_stdout)
+    typer.echo(f"result: {folder / runfolder.RESULT}", err=outputs.holds_stdout)
 
 
 def _sweep(text: str) -> list[int]:
