@@ -374,7 +374,8 @@ def _compared(a: str, b: str, margin: float | None, out: Path | None) -> tuple[d
 
     lanes = [pooled.split_lanes(text) for text in (a, b)]
     if max(map(len, lanes)) > 1:
-        pool = pooled.pool(*([_folders(lane) for lane in arm] for arm in lanes), margin)
+        a_lanes, b_lanes = ([_folders(lane) for lane in arm] for arm in lanes)
+        pool = pooled.pool(a_lanes, b_lanes, margin)
         if out:
             pooled.write_pool(pool, out)
         return pool, pooled.pool_text(pool)

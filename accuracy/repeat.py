@@ -125,7 +125,7 @@ def parse_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     ValueError
         If an axis or a value is not of the grid.
     """
-    grid = dict(GRID)
+    grid: dict[str, tuple[str, ...]] = dict(GRID)
     for text in given:
         axis, _, values = text.partition("=")
         if axis not in GRID:
@@ -304,7 +304,7 @@ async def ask_boots(
             rows.append(row)
 
         async with contextlib.AsyncExitStack() as stack:
-            boots = []
+            boots: list[_Boot] = []
             for server in servers:
                 key, timeouts = api_keys[server.label], default_timeouts()
                 # Neighbours at a parting are requests beside the one that is looked at.
@@ -441,7 +441,7 @@ def summarise(rows: Sequence[Row], receipt: dict[str, Any]) -> dict[str, Any]:
                 "cells": repeatability.cells(some),
             }
         )
-    failed = sum(one["failed"] for one in fixtures)
+    failed = sum(row["error"] is not None for row in rows)
     return {
         "schema": SCHEMA,
         "plan": {name: receipt["plan"][name] for name in ("grid", "requests", "concurrency")},

@@ -98,6 +98,11 @@ def common_length(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
+def condition(row: Row) -> tuple[Any, ...]:
+    """The row's place in the grid."""
+    return tuple(row[axis] for axis in AXES)
+
+
 def distinct(rows: Iterable[Row]) -> list[tuple[str, int]]:
     """Distinct texts with their counts, the most frequent first, then by text."""
     counts = Counter(row["text"] for row in rows)
@@ -215,7 +220,7 @@ def boot_agreement(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     by_boot: dict[int, dict[tuple[Any, ...], Row]] = defaultdict(dict)
     for row in rows:
-        by_boot[row["boot"]][(*(row[axis] for axis in AXES), row["number"])] = row
+        by_boot[row["boot"]][condition(row) + (row["number"],)] = row
     if not by_boot:
         return []
     first, *later = sorted(by_boot)
@@ -245,16 +250,16 @@ def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Per condition and boot: requests, distinct texts and cached tokens of one fixture."""
     grouped: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        grouped[(row["boot"], row["label"], *(row[axis] for axis in AXES))].append(row)
+        grouped[(row["boot"], row["label"]) + condition(row)].append(row)
     found = []
-    for (boot, label, *condition), some in grouped.items():
+    for (boot, label, *values), some in grouped.items():
         good = answered(some)
         cached = [row["cached_tokens"] for row in good if row["cached_tokens"] is not None]
         found.append(
             {
                 "boot": boot,
                 "label": label,
-                "condition": dict(zip(AXES, condition, strict=True)),
+                "condition": dict(zip(AXES, values, strict=True)),
                 "requests": len(some),
                 "failed": len(some) - len(good),
                 "distinct": len({row["text"] for row in good}),

@@ -100,7 +100,7 @@ def wilson_repeats(rates: Sequence[float], repeats: int, level: float = LEVEL) -
     return Interval(low, high, level, method)
 
 
-def t_quantile(level: float, freedom: int) -> float:
+def t_quantile(level: float, freedom: float) -> float:
     """Student's two-sided quantile with so many degrees of freedom."""
     from scipy.special import stdtrit
 

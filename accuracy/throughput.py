@@ -201,12 +201,7 @@ async def _round(arm: _Arm, plan: Plan, users: int, number: int | None) -> dict[
             raise NotMeasured(f"{arm.launch}: {arm.flush_path} answers {reply.status}")
     started = now()
     async with _no_garbage_collection():
-        answers = await asyncio.gather(
-            *(_ask(arm, plan.workload, user) for user in range(users)), return_exceptions=True
-        )
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
+        answers = await asyncio.gather(*(_ask(arm, plan.workload, user) for user in range(users)))
     timelines = [timeline for timeline, _ in answers]
     try:
         rate = RoundRate.of(timelines)
@@ -367,7 +362,7 @@ def _contrast(
         for row in rows:
             launches[row["launch"]].append(row["user_rate"])
         by_launch.append(launches)
-    found = ratio(*by_launch)
+    found = ratio(by_launch[0], by_launch[1])
     return {
         "of": other,
         "to": first,
