@@ -44,6 +44,9 @@ ROUNDS = "rounds.jsonl"
 # GET answers on SGLang; vLLM has its own path, in its development mode only.
 _FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
 
+# Without a count at each event so many of the tokens must have one; some tokens have no text.
+_LEAST_EVENTS = 0.8
+
 
 class NotMeasured(RuntimeError):
     """The server or its answers do not allow a measurement; nothing is said of its speed."""
@@ -226,15 +229,15 @@ async def _round(arm: _Arm, plan: Plan, users: int, number: int | None) -> dict[
 
 async def _ask(arm: _Arm, workload: Workload, user: int) -> tuple[Timeline, Answer]:
     first: list[tuple[float, int]] = []
-    last_s = 0.0
+    last_s, is_counted = 0.0, False
 
     def observe(moment_s: float, answer: Answer) -> None:
-        nonlocal last_s
+        nonlocal last_s, is_counted
         last_s = moment_s
         if not first and answer.events:
-            # Where the events do not tell a count, each carries one token; the end checks it.
-            tokens = answer.completion_tokens
-            first.append((moment_s, tokens if isinstance(tokens, int) else answer.events))
+            # Where events do not tell a count, each is taken for one token; the end checks it.
+            is_counted = isinstance(answer.completion_tokens, int)
+            first.append((moment_s, answer.completion_tokens if is_counted else answer.events))
 
     path = _path(arm.served)
     body = _body(arm.served.model, path, workload, user)
@@ -254,6 +257,11 @@ async def _ask(arm: _Arm, workload: Workload, user: int) -> tuple[Timeline, Answ
         raise NotMeasured(
             f"{arm.launch}: asked for {workload.output_tokens} tokens, got {tokens} "
             f"(finish reason {answer.finish_reason})"
+        )
+    if not is_counted and answer.events < _LEAST_EVENTS * tokens:
+        raise NotMeasured(
+            f"{arm.launch}: {tokens} tokens came in {answer.events} events, and the server tells "
+            "no count at each: how many came with the first is not known"
         )
     if not first:
         raise NotMeasured(f"{arm.launch}: no event of the stream brought a text")
