@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import random
 import re
 import sys
@@ -43,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "calls": 1,
     "stale_cache": False,  # answers another prompt's key once the pool has been full
     "fails_after": None,
+    "dies_after": None,
 }
 
 _WORDS = ("the", "river", "stone", "light", "wind", "over", "under", "slow", "bright", "grass")
@@ -118,6 +120,8 @@ class ModelServer:
         self.completions += 1
         if now["fails_after"] is not None and self.completions > now["fails_after"]:
             return await self.send(writer, 500, {"error": {"message": "told to fail"}})
+        if now["dies_after"] is not None and self.completions > now["dies_after"]:
+            os._exit(1)
         chat = path == "/v1/chat/completions"
         sampling = body.get("sampling_params", body)
         limit = sampling.get("max_new_tokens", sampling.get("max_tokens", 16))
