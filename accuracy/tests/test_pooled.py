@@ -1,13 +1,16 @@
 """Tests of lanes pooled as one comparison: the bound's proof and use, false verdicts, refusals."""
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from draftproof.accuracy import stats
-from draftproof.accuracy.compare import NotComparable
+from draftproof.accuracy.compare import NotComparable, compare_command
 from draftproof.accuracy.pooled import (
     FALSE_NO_WORSE,
     pool,
@@ -166,6 +169,22 @@ def test_two_lanes_of_thirty_together_say_what_neither_says_alone(tmp_path):
     write_pool(pooled, tmp_path / "report")
     assert "alone" in (tmp_path / "report/summary.md").read_text()
     assert (tmp_path / "report/plot.svg").read_text().count("<svg") == 1
+
+
+def test_lanes_joined_by_a_plus_are_compared_as_one(tmp_path):
+    a, b = runs(tmp_path, ["1111"] * 30)
+    app = typer.Typer()
+    app.command()(compare_command)
+    names = ["+".join(str(folders[0]) for folders in arm) for arm in (a, b)]
+    out = ["--out", str(tmp_path / "report"), "--json", str(tmp_path / "pool.json")]
+    done = CliRunner().invoke(app, [*names, *out, "--strict"])
+    assert done.exit_code == 0, done.output
+    assert "2 lanes as one: no worse" in done.stdout
+    assert json.loads((tmp_path / "pool.json").read_text())["questions"] == 60
+    assert (tmp_path / "report/summary.html").is_file()
+    # One lane alone cannot tell.
+    assert CliRunner().invoke(app, [str(a[0][0]), str(b[0][0]), "--strict"]).exit_code == 1
+    assert CliRunner().invoke(app, [names[0], str(b[0][0])]).exit_code == 2
 
 
 def test_a_question_that_is_lost_is_seen_by_the_pool(tmp_path):
