@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from draftproof.accuracy import builds
@@ -13,10 +17,32 @@ from draftproof.accuracy.lanes import Timeouts
 from draftproof.accuracy.protocol import ServerFailed, ServerUnfit
 from draftproof.accuracy.reading import Answer, RequestFailed
 from draftproof.accuracy.receipt import without_userinfo
+from draftproof.accuracy.runfolder import FolderError
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"
+
+
+@contextlib.contextmanager
+def one_client(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone.
+
+    Raises
+    ------
+    FolderError
+        If another client has it, or it cannot be written.
+    """
+    try:
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise FolderError(f"{folder}: cannot be opened: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FolderError(f"{folder}: another client runs here") from None
+        yield
 
 
 @dataclass(frozen=True)
@@ -162,6 +188,20 @@ async def learn(asker: Asker, server: Server, model: str | None) -> Served:
     if model is not None and ids and model not in ids:
         raise ServerUnfit(f"--model: the server has no {model!r}, it lists {ids}")
     return Served(server, model or ids[0], told, build)
+
+
+async def require_same_build(asker: Asker, served: Served) -> None:
+    """See that the server is still the one that was learnt of.
+
+    Raises
+    ------
+    ServerFailed
+        If what tells its build has changed.
+    """
+    _, build = await builds.tell(asker.client)
+    changed = builds.changes(served.build, build)
+    if changed:
+        raise ServerFailed(f"the server changed while it was asked: {'; '.join(changed)}")
 
 
 Token = list[Any]  # [text, log probability, [[text, log probability], ...] likeliest first]

@@ -29,6 +29,7 @@ from draftproof.accuracy.outputs import (
 )
 from draftproof.accuracy.probing import Server, default_timeouts, learn, parse_keys, parse_servers
 from draftproof.accuracy.protocol import ServerFailed
+from draftproof.accuracy.reading import RequestFailed
 from draftproof.accuracy.report import Page, write_page
 from draftproof.accuracy.report import Section as ReportSection
 
@@ -289,8 +290,8 @@ def qualify_command(
         outputs = Outputs(json_file, junit_file, summary_file)
         lead, *lines = qualify_text(found).splitlines()
         outputs.write(found, _cases(found), markdown_of("Serving qualification", lead, lines))
-    except (Failed, NotRun, ServerFailed, ServerGone) as error:
-        typer.echo(f"not a measurement: {error}", err=True)
+    except (Failed, NotRun, RequestFailed, ServerFailed, ServerGone, KeyboardInterrupt) as error:
+        typer.echo(f"not a measurement: {str(error) or 'interrupted'}", err=True)
         raise typer.Exit(4) from error
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)

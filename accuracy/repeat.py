@@ -30,8 +30,10 @@ from draftproof.accuracy.probing import (
     chat_body,
     default_timeouts,
     learn,
+    one_client,
     parse_keys,
     parse_servers,
+    require_same_build,
     tokens_of,
 )
 from draftproof.accuracy.protocol import ServerFailed
@@ -149,6 +151,7 @@ class _Boot:
         self.asker = asker
         self.plan = plan
         self._keep = keep
+        self.started = now()
         self._salt = secrets.token_hex(8)
 
     async def ask_phase(self, load: str) -> None:
@@ -173,10 +176,12 @@ class _Boot:
             self._keep(
                 {
                     "boot": self.number,
+                    "started": self.started,
                     "label": self.served.server.label,
                     **condition,
                     "fixture": fixture.name,
                     "number": number,
+                    "model": None if answer is None else answer.model,
                     "text": None if answer is None else answer.text or "",
                     "finish_reason": None if answer is None else answer.finish_reason,
                     "tokens": None if answer is None else tokens_of(answer),
@@ -293,9 +298,10 @@ async def ask_boots(
     ServerFailed, ServerGone
         If a server fails.
     """
-    receipt = _open_receipt(folder, plan)
-    rows = read_completions(folder) if receipt["boots"] else []
     with contextlib.ExitStack() as files:
+        files.enter_context(one_client(folder))
+        receipt = _open_receipt(folder, plan)
+        rows = read_completions(folder) if receipt["boots"] else []
         out = files.enter_context((folder / COMPLETIONS_FILE).open("a", encoding="utf-8"))
 
         def keep(row: Row) -> None:
@@ -314,7 +320,6 @@ async def ask_boots(
                 served = await learn(asker, server, model)
                 number = len(receipt["boots"]) + len(boots)
                 boots.append(_Boot(number, served, asker, plan, keep))
-            started = now()
             for load in plan.grid["load"]:
                 for boot in boots:
                     if load == "after":
@@ -325,7 +330,7 @@ async def ask_boots(
                 receipts.redact(
                     {
                         "boot": boot.number,
-                        "started": started,
+                        "started": boot.started,
                         **boot.served.receipt(),
                         **receipts.environment(),
                     },
@@ -334,7 +339,9 @@ async def ask_boots(
                 for boot in boots
             ]
             receipt["gaps"] += await _ask_gaps(boots, plan, rows)
-    runfolder.write_json(folder / runfolder.RECEIPT, receipt)
+            for boot in boots:
+                await require_same_build(boot.asker, boot.served)
+        runfolder.write_json(folder / runfolder.RECEIPT, receipt)
 
 
 async def _ask_gaps(
@@ -390,9 +397,10 @@ def read_completions(folder: Path) -> list[Row]:
     try:
         receipt = json.loads((folder / runfolder.RECEIPT).read_text(encoding="utf-8"))
         lines = (folder / COMPLETIONS_FILE).read_text(encoding="utf-8").splitlines()
-        whole = {boot["boot"] for boot in receipt["boots"]}
+        # A boot that was broken off left rows under the number that the next one took.
+        whole = {(boot["boot"], boot["started"]) for boot in receipt["boots"]}
         rows = [json.loads(line) for line in lines]
-        return [row for row in rows if row["boot"] in whole]
+        return [row for row in rows if (row["boot"], row["started"]) in whole]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: holds no repeat measurement: {error}") from error
 
@@ -529,6 +537,11 @@ def _flags(
         elif wanted == 1 and told and not any(told):
             flags.append("prefix reused was never reused: no token came from a cache")
     for boot in receipt["boots"]:
+        named = {row["model"] for row in rows if row["boot"] == boot["boot"] and row["model"]}
+        if named - {boot["model"]}:
+            flags.append(
+                f"boot {boot['boot']}: answers name {sorted(named)}, not {boot['model']!r}"
+            )
         if boot["simulated_acceptance"]:
             flags.append(
                 f"{boot['label']}: simulated acceptance ({boot['simulated_acceptance']}): its "
@@ -594,8 +607,8 @@ def repeat_command(
         outputs = Outputs(json=json_file, summary=summary_file)
         lead, *lines = repeat_text(summary).splitlines()
         outputs.write(summary, [], markdown_of("Repeatability", lead, lines))
-    except (RequestFailed, ServerFailed, ServerGone) as error:
-        typer.echo(f"not a measurement: {error}", err=True)
+    except (RequestFailed, ServerFailed, ServerGone, KeyboardInterrupt) as error:
+        typer.echo(f"not a measurement: {str(error) or 'interrupted'}", err=True)
         raise typer.Exit(4) from error
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -605,5 +618,8 @@ def repeat_command(
     if all(one["failed"] == one["requests"] for one in summary["fixtures"]):
         typer.echo("not a measurement: every request failed", err=True)
         raise typer.Exit(4)
+    if parity and summary["parity"] is None:
+        typer.echo(f"error: --parity: needs two arms, {folder} has one", err=True)
+        raise typer.Exit(2)
     if parity and summary["parity"] not in ("equal", "equal up to near ties"):
         raise typer.Exit(1)

@@ -28,12 +28,14 @@ from draftproof.accuracy.probing import (
     Server,
     default_timeouts,
     learn,
+    one_client,
     parse_keys,
     parse_servers,
+    require_same_build,
 )
 from draftproof.accuracy.protocol import ServerFailed
 from draftproof.accuracy.rates import Ratio, RoundRate, Timeline, overlap, ratio, spread
-from draftproof.accuracy.reading import Answer
+from draftproof.accuracy.reading import Answer, RequestFailed
 from draftproof.accuracy.throughput_report import throughput_text, write_throughput
 from draftproof.accuracy.workloads import DEFAULT_VOCABULARY, Workload, parse_lengths, random_ids
 from draftproof.accuracy.workloads import texts as read_texts
@@ -108,8 +110,9 @@ async def measure(
     ValueError
         If the folder holds another plan, or a server is unfit.
     """
-    receipt = _open_receipt(folder, plan)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(one_client(folder))
+        receipt = _open_receipt(folder, plan)
         arms = []
         for server in servers:
             asker = await stack.enter_async_context(
@@ -149,8 +152,10 @@ async def measure(
                         f"{arm.launch}, {users} at a time, round {number + 1} of {plan.rounds}: "
                         f"{row['user_rate']:.1f} tok/s/user"
                     )
-    # Only a whole launch counts: the receipt names it last.
-    runfolder.write_json(folder / runfolder.RECEIPT, receipt)
+        for arm in arms:
+            await require_same_build(arm.asker, arm.served)
+        # Only a whole launch counts: the receipt names it last.
+        runfolder.write_json(folder / runfolder.RECEIPT, receipt)
 
 
 def _open_receipt(folder: Path, plan: Plan) -> dict[str, Any]:
@@ -460,8 +465,8 @@ def throughput_command(
         outputs = Outputs(json=json_file, summary=summary_file)
         lead, *lines = throughput_text(summary).splitlines()
         outputs.write(summary, [], markdown_of("Decode throughput", lead, lines))
-    except (NotMeasured, ServerFailed, ServerGone) as error:
-        typer.echo(f"not a measurement: {error}", err=True)
+    except (NotMeasured, RequestFailed, ServerFailed, ServerGone, KeyboardInterrupt) as error:
+        typer.echo(f"not a measurement: {str(error) or 'interrupted'}", err=True)
         raise typer.Exit(4) from error
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 DEFAULTS: dict[str, Any] = {
     "models": ["toy"],
-    "version": "1",
+    "next_version_after": None,
     "max_model_len": 4096,
     "server_info": None,  # with it, the server is SGLang's kind
     "tells_cached": True,
@@ -104,7 +104,9 @@ class ModelServer:
             cards = [{"id": one, "max_model_len": now["max_model_len"]} for one in now["models"]]
             return await self.send(writer, 200, {"object": "list", "data": cards})
         if path == "/version":
-            return await self.send(writer, 200, {"version": now["version"]})
+            after = now["next_version_after"]
+            is_next = after is not None and self.completions > after
+            return await self.send(writer, 200, {"version": "2" if is_next else "1"})
         if path == "/get_server_info" and now["server_info"] is not None:
             return await self.send(writer, 200, now["server_info"])
         if path == "/flush_cache" and method == "POST" and now["flushes"]:

@@ -22,6 +22,8 @@ def row(text: str, boot: int = 0, label: str = "A", number: int = 0, **changes: 
     tokens = [[word, -0.1, [[word, -0.1]]] for word in changes.pop("said", [])]
     return {
         "boot": boot,
+        "started": "",
+        "model": "toy",
         "label": label,
         "load": "before",
         "prefix": "fresh",
@@ -240,6 +242,34 @@ def test_boots_join_a_folder_under_one_plan(tmp_path: Path, fixtures: str) -> No
     assert told.result["parity"] == "parted beyond near ties"
     assert other.code == 2
     assert "another plan: grid differs" in other.out
+
+
+def test_a_boot_that_was_broken_off_leaves_nothing_in_the_next(
+    tmp_path: Path, fixtures: str
+) -> None:
+    small = ("--grid", "prefix=fresh", "--grid", "asking=serial", "--requests", "2")
+    with toy_server() as server:
+        told = ask(tmp_path, fixtures, "--server", server.url, *small)
+        join = ("--join", str(told.folder))
+        server.control(dies_after=server.told()["completions"] + 6)
+        broken = ask(tmp_path, fixtures, "--server", server.url, *small, *join)
+    with toy_server() as server:
+        assert ask(tmp_path, fixtures, "--server", server.url, *small, *join).code == 0
+    assert broken.code == 4
+    assert [boot["boot"] for boot in told.result["boots"]] == [0, 1]
+    assert {one["requests"] for one in told.result["fixtures"]} == {8}
+
+
+def test_a_server_that_becomes_another_build_is_no_measurement(
+    tmp_path: Path, fixtures: str
+) -> None:
+    small = ("--grid", "prefix=fresh", "--grid", "asking=serial")
+    with toy_server(next_version_after=10) as server:
+        told = ask(tmp_path, fixtures, "--server", server.url, *small)
+    assert told.code == 4
+    assert "the server changed while it was asked" in told.out
+    assert told.folder is not None
+    assert not (told.folder / "result.json").exists()
 
 
 def test_a_wrong_control_is_counted(tmp_path: Path, fixtures: str) -> None:
