@@ -220,7 +220,8 @@ def boot_agreement(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     by_boot: dict[int, dict[tuple[Any, ...], Row]] = defaultdict(dict)
     for row in rows:
-        by_boot[row["boot"]][(*condition(row), row["number"])] = row
+        key = (*condition(row), row["number"])
+        by_boot[row["boot"]][key] = row
     if not by_boot:
         return []
     first, *later = sorted(by_boot)
@@ -250,7 +251,8 @@ def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Per condition and boot: requests, distinct texts and cached tokens of one fixture."""
     grouped: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        grouped[(row["boot"], row["label"], *condition(row))].append(row)
+        key = (row["boot"], row["label"], *condition(row))
+        grouped[key].append(row)
     found = []
     for (boot, label, *values), some in grouped.items():
         good = answered(some)
