@@ -113,20 +113,23 @@ def _under(value: Any, name: str) -> list[Any]:
 
 
 def parse_servers(given: list[str]) -> list[Server]:
-    """Read `--server` options: URLs, each with a label before an equals sign if there are several.
+    """Read `--server` options: URLs, several of them with commas between, each perhaps LABEL=URL.
+
+    Without labels the first is A, the second B, and so on.
 
     Raises
     ------
     ValueError
-        If a label is missing where there are several, or is given twice.
+        If some have labels and some not, or a label is given twice.
     """
-    servers = []
-    for text in given:
-        match = re.match(r"([A-Za-z0-9_.-]+)=(.+)$", text)
-        label, url = match.groups() if match else ("A", text)
-        if match is None and len(given) > 1:
-            raise ValueError(f"--server: several servers need LABEL=URL each, got {text!r}")
-        servers.append(Server(label, url))
+    parts = [part for text in given for part in text.split(",")]
+    matches = [re.match(r"([A-Za-z0-9_.-]+)=(.+)$", part) for part in parts]
+    if any(matches) and not all(matches):
+        raise ValueError(f"--server: either all have labels (LABEL=URL) or none, got {parts}")
+    servers = [
+        Server(*match.groups()) if match else Server(chr(ord("A") + place), part)
+        for place, (part, match) in enumerate(zip(parts, matches, strict=True))
+    ]
     labels = [server.label for server in servers]
     for label in labels:
         if labels.count(label) > 1:

@@ -246,7 +246,9 @@ def qualify_command(
     qualification: Annotated[
         str, typer.Argument(help="Name of a qualification, or the path of a YAML file.")
     ],
-    server: Annotated[str, typer.Option(metavar="URL", help="The server.")],
+    server: Annotated[
+        str, typer.Option("--server", "--base-url", metavar="URL", help="The server.")
+    ],
     model: Annotated[str | None, typer.Option(help="Model id, if it lists several.")] = None,
     api_key: Annotated[
         str | None,

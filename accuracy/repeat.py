@@ -554,7 +554,11 @@ def repeat_command(
     server: Annotated[
         list[str],
         typer.Option(
-            metavar="[LABEL=]URL", help="A server; several are arms (speculation off, on)."
+            "--server",
+            "--servers",
+            "--base-url",
+            metavar="[LABEL=]URL,...",
+            help="A server; several are arms (speculation off, on).",
         ),
     ],
     model: Annotated[str | None, typer.Option(help="Model id, if a server lists several.")] = None,

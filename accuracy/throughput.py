@@ -224,7 +224,7 @@ async def _round(arm: _Arm, plan: Plan, users: int, number: int | None) -> dict[
         "round": number,
         "started": started,
         **asdict(rate),
-        "accept_length": sum(one.tokens for one in timelines) / sum(steps) if told else None,
+        "verify_steps": sum(steps) if told else None,
         "most_tokens_an_event": max(
             (one.tokens - one.first_tokens) / max(answer.events - 1, 1) for one, answer in answers
         ),
@@ -351,7 +351,8 @@ def summarise(rows: Sequence[dict[str, Any]], receipt: dict[str, Any]) -> dict[s
 
 def _point(users: int, label: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rates = [row["user_rate"] for row in rows]
-    accepted = [row["accept_length"] for row in rows if row["accept_length"] is not None]
+    steps = [row["verify_steps"] for row in rows if row["verify_steps"] is not None]
+    tokens = sum(one["tokens"] for row in rows for one in row["requests"])
     return {
         "label": label,
         "concurrency": users,
@@ -362,7 +363,7 @@ def _point(users: int, label: str, rows: Sequence[dict[str, Any]]) -> dict[str, 
         "spread": spread(rates),
         "ttft_s": statistics.median(row["ttft_s"] for row in rows),
         "output_rate": statistics.median(row["output_rate"] for row in rows),
-        "accept_length": statistics.fmean(accepted) if len(accepted) == len(rows) else None,
+        "accept_length": tokens / sum(steps) if len(steps) == len(rows) else None,
     }
 
 
@@ -413,7 +414,13 @@ def _flags(rows: Sequence[dict[str, Any]], receipt: dict[str, Any]) -> list[str]
 def throughput_command(
     server: Annotated[
         list[str],
-        typer.Option(metavar="[LABEL=]URL", help="A server; several are arms, interleaved."),
+        typer.Option(
+            "--server",
+            "--servers",
+            "--base-url",
+            metavar="[LABEL=]URL,...",
+            help="A server; several are arms, interleaved.",
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="Model id, if a server lists several.")] = None,
     api_key: Annotated[

@@ -198,7 +198,7 @@ def test_a_preference_that_changed_breaks_parity_and_a_near_tie_does_not(
 ) -> None:
     grid = ("--grid", "prefix=fresh", "--parity")
     with toy_server(ties=TIE) as a, toy_server(ties=TIE) as b:
-        arms = ("--server", f"A={a.url}", "--server", f"B={b.url}", *grid)
+        arms = ("--servers", f"{a.url},{b.url}", *grid)
         near = ask(tmp_path / "near", fixtures, *arms)
         a.control(ties={"lighthouse": [3, 1.0, 0.05, " maybe"]})
         b.control(ties={"lighthouse": [3, -1.0, 0.05, " maybe"]})

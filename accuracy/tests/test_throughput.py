@@ -130,8 +130,8 @@ def bad_arguments(server: ToyServer) -> list[tuple[tuple[str, ...], str]]:
     return [
         (("--server", url, "--workload", "64"), "--workload: must be IN/OUT"),
         (("--server", url, "--concurrency", "0"), "--concurrency: must be numbers above 0"),
-        (("--server", url, "--server", url), "need LABEL=URL each"),
-        (("--server", f"A={url}", "--server", f"A={url}"), "'A' is given twice"),
+        (("--server", url, "--server", f"B={url}"), "either all have labels"),
+        (("--servers", f"A={url},A={url}"), "'A' is given twice"),
         (("--server", url, "--vocabulary", "10"), "--vocabulary: must be above"),
         (("--server", url, "--texts", "nowhere.jsonl"), "--texts: nowhere.jsonl: cannot be read"),
     ]
