@@ -3,7 +3,7 @@
 Grammar, after these spellings are made one: the dashes U+2010, U+2011, U+2012, U+2013, U+2212,
 U+FE63, U+FF0D are "-" and U+FF0B is "+"; no-break and thin spaces, `\\,` `\\;` `\\:` `\\ ` and `~`
 are a thin space; U+2019 is "'"; U+2044, U+2215, U+FF0F are "/"; `{,}` is ","; `\\$`, `\\%`, `\\_`
-lose their backslash; `\\dfrac`, `\\tfrac`, `\\cfrac` are `\\frac`; `\\times` and `\\cdot` are U+00D7 and
+lose their backslash; `\\dfrac`, `\\tfrac`, `\\cfrac` are `\\frac`; `\\times` is U+00D7 and `\\cdot`
 U+00B7; `\\left`, `\\right`, `\\!` are nothing.
 
     number   = [sign] [currency] [sign] value

@@ -40,6 +40,11 @@ DEFAULTS: dict[str, Any] = {
     "incremental": False,
     # Which build it is, and how it writes what it says.
     "version": None,
+    # From so many completion requests on it is another build.
+    "version_after": None,
+    "version_from": 0,
+    # Said to every question, if it is not null.
+    "reply": None,
     "listing_status": 200,
     "answering_model": None,
     "fingerprint": None,
@@ -109,8 +114,12 @@ class Server:
     ) -> None:
         now = self.behaviour
         if path == "/_control":
-            self.behaviour = {**now, **json.loads(body)}
-            if "fault" in json.loads(body):
+            change = json.loads(body)
+            if change.pop("reset", False):
+                now = DEFAULTS
+                self.completions, self.log, self.most_under_way = 0, [], 0
+            self.behaviour = {**now, **change}
+            if "fault" in change:
                 self.completions = 0
             return await self.send_json(writer, 200, {})
         if path == "/_log":
@@ -124,7 +133,9 @@ class Server:
         if key is not None and headers.get("authorization") != f"Bearer {key}":
             return await self.send_json(writer, 401, {"error": {"message": "no such key"}})
         if path == "/version" and now["version"] is not None:
-            return await self.send_json(writer, 200, {"version": now["version"]})
+            is_after = now["version_after"] and self.completions >= now["version_from"]
+            version = now["version_after"] if is_after else now["version"]
+            return await self.send_json(writer, 200, {"version": version})
         if path == "/v1/models" and now["listing_status"] != 200:
             return await self.send_json(writer, now["listing_status"], {"detail": "no"})
         if path == "/v1/models":
@@ -190,6 +201,8 @@ class Server:
             answer["reason"] = _REASONS[fault]
         if fault == "other_model":
             answer["model"] = "another-model"
+        if fault == "other_fingerprint":
+            answer["fingerprint"] = "fp-2"
         if now["usage"] == "wrong":
             answer["completion_tokens"] = 999_999_999
         await asyncio.sleep(now["first_delay_s"])
@@ -220,7 +233,7 @@ class Server:
                 line = b": on it\n\n"
                 if fault == "empty_deltas":
                     line = b"data: " + json.dumps(empty).encode() + b"\n\n"
-                while True:
+                while not writer.is_closing():
                     self.chunk(writer, line)
                     await writer.drain()
                     await asyncio.sleep(0.1)
@@ -278,6 +291,8 @@ class Server:
             text = now["book"][prompt]["right" if right else "wrong"]
         else:
             text = now["default_reply"]
+        if now["reply"] is not None:
+            text = now["reply"]
         seed = sampling.get("seed", sampling.get("sampling_seed"))
         if sampling.get("temperature", 1.0) > 0 and now["varied"] and not asked:
             text = f"[{seed if seed is not None else number}] {text}"
@@ -351,7 +366,7 @@ class Server:
         head = {"id": "chatcmpl-0", "object": "chat.completion.chunk"}
         head["model"] = self.model(answer, body["model"])
         if self.behaviour["fingerprint"]:
-            head["system_fingerprint"] = self.behaviour["fingerprint"]
+            head["system_fingerprint"] = answer.get("fingerprint", self.behaviour["fingerprint"])
         other = {"index": 1, "delta": {"content": "not this one"}, "finish_reason": None}
         others = [other] if self.behaviour["extra_choice"] else []
         events = [
