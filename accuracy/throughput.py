@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,6 +112,7 @@ async def measure(
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(one_client(folder))
+        stack.enter_context(_frozen_garbage())
         receipt = _open_receipt(folder, plan)
         arms = []
         for server in servers:
@@ -189,16 +190,25 @@ async def _find_flush(arm: _Arm) -> str | None:
     return None
 
 
-@contextlib.asynccontextmanager
-async def _no_garbage_collection() -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """Leave what there is by now out of every later collection: a look through it takes long."""
     gc.collect()
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 async def _round(arm: _Arm, plan: Plan, users: int, number: int | None) -> dict[str, Any]:
@@ -208,7 +218,7 @@ async def _round(arm: _Arm, plan: Plan, users: int, number: int | None) -> dict[
         if reply.status != 200:
             raise NotMeasured(f"{arm.launch}: {arm.flush_path} answers {reply.status}")
     started = now()
-    async with _no_garbage_collection():
+    with _no_garbage_collection():
         answers = await asyncio.gather(*(_ask(arm, plan.workload, user) for user in range(users)))
     timelines = [timeline for timeline, _ in answers]
     try:

@@ -58,10 +58,10 @@ def test_a_drop_of_the_margin_is_called_no_worse_in_at_most_one_of_twenty(
     # lie in the first lane alone.
     rng = np.random.default_rng(1)
     chances = 2 * MARGIN * np.repeat([share_of_first, 1 - share_of_first], 30) / lost + gains
-    drawn = rng.random((20_000, 60))
+    drawn = rng.random((10_000, 60))
     differences = np.where(drawn < chances, -lost, np.where(drawn > 1 - gains, lost, 0.0))
-    assert differences.mean() == pytest.approx(-MARGIN, abs=0.002)
-    # Of 20,000 draws the share is known to 0.0016.
+    assert differences.mean() == pytest.approx(-MARGIN, abs=0.003)
+    # Of 10,000 draws the share is known to 0.0022.
     assert no_worse_share(differences) <= FALSE_NO_WORSE + 0.003
 
 
@@ -78,7 +78,7 @@ def test_chance_within_questions_adds_no_false_verdict(kind):
 @pytest.mark.parametrize("population", ["beta", "half_hard"])
 def test_equal_arms_are_called_worse_in_at_most_one_of_twenty(population):
     rng = np.random.default_rng(3)
-    called, draws = 0, 300
+    called, draws = 0, 120
     for _ in range(draws):
         if population == "beta":
             lanes = [rng.beta(12, 0.4, 30), rng.beta(4, 0.5, 30)]
