@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from xml.etree import ElementTree
 import typer
 
 STANDARD_OUTPUT = Path("-")
+
+_NOT_IN_XML = re.compile("[^\\t\\n\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 JsonOption = Annotated[
     Path | None,
@@ -114,11 +117,8 @@ def junit(cases: list[Case]) -> bytes:
 
 
 def _for_xml(text: str) -> str:
-    """Leave out the control characters that XML has no way to write."""
-    kept = "".join(
-        c if c in "\n\t" or (c >= " " and c not in "\ufffe\uffff") else " " for c in text
-    )
-    return kept or " "
+    """Leave out the characters that XML has no way to write."""
+    return _NOT_IN_XML.sub(" ", text) or " "
 
 
 def markdown_of(title: str, verdict: str, lines: list[str]) -> str:

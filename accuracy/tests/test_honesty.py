@@ -1,4 +1,4 @@
-"""Servers that mislead: half answers, other models or builds, overload; no score hides any of it."""
+"""Servers that mislead: half answers, other models or builds, overload; no score hides them."""
 
 from __future__ import annotations
 
