@@ -29,12 +29,15 @@ from draftproof.accuracy.outputs import (
 )
 from draftproof.accuracy.prompts import PromptError
 from draftproof.accuracy.protocol import ServerFailed, ServerUnfit
+from draftproof.accuracy.qualify import qualify_command
 from draftproof.accuracy.questions import DataError
 from draftproof.accuracy.receipt import without_userinfo
+from draftproof.accuracy.repeat import repeat_command
 from draftproof.accuracy.report import write_run_summary
 from draftproof.accuracy.run import Interrupted, Outcome, RunOptions, run_lane
 from draftproof.accuracy.runfolder import FolderError
 from draftproof.accuracy.runs import NO_MEASUREMENT
+from draftproof.accuracy.throughput import throughput_command
 
 RUN_SCHEMA = "draftproof.accuracy-run/1"
 # The key of the second server of a plan, where it is another one.
@@ -50,6 +53,9 @@ app.command("list")(list_command)
 app.command("compare")(compare_command)
 app.command("last-good")(last_good_command)
 app.command("mend")(mend_command)
+app.command("repeat")(repeat_command)
+app.command("throughput")(throughput_command)
+app.command("qualify")(qualify_command)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from aiohttp.http import HttpProcessingError
 from draftproof.accuracy.reading import (
     Answer,
     ChatReader,
+    CompletionReader,
     EventSplitter,
     GenerateReader,
     Reader,
@@ -161,10 +162,17 @@ class Client:
         RequestFailed
             If there is no response at all.
         """
+        return await self._request("GET", path)
+
+    async def post(self, path: str) -> Reply:
+        """POST to a path that takes no body, such as one that flushes a cache; else as `get`."""
+        return await self._request("POST", path)
+
+    async def _request(self, method: str, path: str) -> Reply:
         limit = aiohttp.ClientTimeout(total=self.probe_s)
         try:
-            async with self._session.get(
-                self.root + path, timeout=limit, allow_redirects=False
+            async with self._session.request(
+                method, self.root + path, timeout=limit, allow_redirects=False
             ) as response:
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 body = await response.read()
@@ -212,6 +220,8 @@ class Client:
         exchange = Exchange(time.monotonic(), bool(body.get("stream")))
         if path == "/generate":
             reader: Reader = GenerateReader(self.is_cumulative, keeps)
+        elif path == "/v1/completions":
+            reader = CompletionReader(keeps)
         else:
             reader = ChatReader(keeps)
         exchange.task = asyncio.create_task(

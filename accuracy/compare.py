@@ -367,9 +367,31 @@ def _folders(text: str) -> list[Path]:
     return [Path(text)] if Path(text).is_dir() else [Path(part) for part in text.split(",")]
 
 
+def _compared(a: str, b: str, margin: float | None, out: Path | None) -> tuple[dict[str, Any], str]:
+    """Compare one lane's runs, or those of several lanes as one; what came out, and its text."""
+    # Pooling compares each lane with `compare`.
+    from draftproof.accuracy import pooled
+
+    lanes = [pooled.split_lanes(text) for text in (a, b)]
+    if max(map(len, lanes)) > 1:
+        a_lanes, b_lanes = ([_folders(lane) for lane in arm] for arm in lanes)
+        pool = pooled.pool(a_lanes, b_lanes, margin)
+        if out:
+            pooled.write_pool(pool, out)
+        return pool, pooled.pool_text(pool)
+    comparison = compare(_folders(a), _folders(b), margin)
+    if out:
+        write_comparison(comparison, out)
+    return comparison, comparison_text(comparison)
+
+
 def compare_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="Run folder, or several: A1,A2.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Run folder, or several: B1,B2.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="Run folder, or several: A1,A2. Lanes: X+Y.")
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="Run folder, or several: B1,B2. Lanes: X+Y.")
+    ],
     margin: Annotated[
         float | None,
         typer.Option(help="Tolerated loss in points instead of the lane's; recorded."),
@@ -391,11 +413,8 @@ def compare_command(
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     comparison: dict[str, Any] | None = None
     try:
-        comparison = compare(_folders(a), _folders(b), margin)
-        if out:
-            write_comparison(comparison, out)
+        comparison, text = _compared(a, b, margin, out)
         verdict, code = comparison["verdict"], exit_code(comparison["verdict"], strict)
-        text = comparison_text(comparison)
     except NotAMeasurement as error:
         code, text = NO_MEASUREMENT, f"not a measurement: {error}"
         verdict = text

@@ -217,6 +217,43 @@ class ChatReader(Reader):
             answer.matched = matched if isinstance(matched, str) else None
 
 
+class CompletionReader(Reader):
+    """Reads raw completions (`/v1/completions`): the choice of index 0.
+
+    An event without a text is one all the same if the server counts more tokens at it: a token may
+    be part of a character.
+    """
+
+    def _take(self, value: dict[str, Any], is_whole: bool) -> None:
+        answer = self.answer
+        before = answer.completion_tokens or 0
+        answer.model = _both(answer.model, value.get("model"))
+        answer.fingerprint = _both(answer.fingerprint, value.get("system_fingerprint"))
+        usage = value.get("usage") or {}
+        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
+        answer.completion_tokens = usage.get("completion_tokens", answer.completion_tokens)
+        answer.total_tokens = usage.get("total_tokens", answer.total_tokens)
+        choices = value["choices"] if is_whole else value.get("choices")
+        for choice in choices or ():
+            if not choice.get("index"):
+                break
+        else:
+            if is_whole:
+                raise KeyError("choices")
+            return
+        text = _text(choice.get("text"))
+        if text:
+            self._said.append(text)
+        is_event = bool(text) or (answer.completion_tokens or 0) > before
+        answer.events += is_event
+        reason = choice.get("finish_reason")
+        self.moves += is_event or reason is not None
+        if reason is not None:
+            answer.finish_reason = reason
+            matched = choice.get("matched_stop", choice.get("stop_reason"))
+            answer.matched = matched if isinstance(matched, str) else None
+
+
 class GenerateReader(Reader):
     """Reads SGLang's `/generate`, whose events carry all text so far, or the new piece of it."""
 

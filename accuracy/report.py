@@ -19,7 +19,7 @@ PLOT_FILE = "plot.svg"
 # So many flipped questions are listed; the JSON has all of them.
 _FLIPPED_SHOWN = 50
 
-_PLOT_STYLE: dict[Any, Any] = {
+PLOT_STYLE: dict[Any, Any] = {
     # Without a salt of its own Matplotlib draws random ids; texts stay texts, so that no font of
     # this machine gets into the file.
     "svg.hashsalt": "draftproof",
@@ -105,7 +105,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_PLOT_STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         heights = [0.5 + 0.32 * len(bars) for _, bars, _ in panels]
         figure = Figure(figsize=(7.0, 0.5 + sum(heights)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -126,7 +126,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     return target.getvalue()
 
 
-def _write(page: Page, folder: Path) -> None:
+def write_page(page: Page, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encoded = base64.b64encode(page.plot_svg.encode()).decode() if page.plot_svg else None
     for suffix in ("md", "html"):
@@ -154,7 +154,7 @@ def write_run_summary(folder: Path) -> None:
     ValueError
         If it is no run folder, or its files contradict each other.
     """
-    _write(_run_page(load_run(folder)), folder)
+    write_page(_run_page(load_run(folder)), folder)
 
 
 def _run_page(run: Run) -> Page:
@@ -347,7 +347,7 @@ def write_comparison(comparison: dict[str, Any], folder: Path) -> None:
     OSError
         If it cannot be written.
     """
-    _write(_comparison_page(comparison), folder)
+    write_page(_comparison_page(comparison), folder)
 
 
 def _comparison_page(comparison: dict[str, Any]) -> Page:

@@ -38,9 +38,13 @@ def create(parent: Path, lane: Lane) -> Path:
     FolderError
         If it cannot be made.
     """
-    label = f"{lane.base}-modified" if lane.base else lane.name
+    return unique(parent, f"{lane.base}-modified" if lane.base else lane.name)
+
+
+def unique(parent: Path, name: str) -> Path:
+    """Make a new folder, named by what it holds, UTC time and chance; errors as of `create`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = parent / f"{label}-{stamp}-{secrets.token_hex(4)}"
+    folder = parent / f"{name}-{stamp}-{secrets.token_hex(4)}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
