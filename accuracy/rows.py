@@ -31,6 +31,8 @@ class Row:
 
     Attributes
     ----------
+    key : (str, int)
+        Question and repeat.
     is_blank : bool
         Whether the text is empty, or nothing but spaces.
     has_text, has_reasoning : bool
@@ -40,8 +42,7 @@ class Row:
         The grade; `correct` is None of an error, and until there is a grade.
     """
 
-    question_id: str
-    repeat: int
+    key: tuple[str, int]
     session: int
     attempts: int
     retried: tuple[str, ...]
@@ -64,8 +65,12 @@ class Row:
     error_detail: str | None
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.question_id, self.repeat
+    def question_id(self) -> str:
+        return self.key[0]
+
+    @property
+    def repeat(self) -> int:
+        return self.key[1]
 
     @property
     def is_empty(self) -> bool:
@@ -166,12 +171,11 @@ def keep(row: dict[str, Any]) -> Row:
     text, reasoning = row["text"], row.get("reasoning")
     said = f"{text}\0{reasoning}".encode("utf-8", "surrogatepass")
     return Row(
-        question_id=sys.intern(row["question_id"]),
-        repeat=row["repeat"],
+        key=(sys.intern(row["question_id"]), row["repeat"]),
         session=row.get("session", 0),
         attempts=row.get("attempt", 1),
         retried=tuple(row.get("retried", ())),
-        paused_s=row.get("paused_s", 0.0),
+        paused_s=row.get("paused_s") or 0.0,
         finish_reason=_known(row.get("finish_reason")),
         matched=_known(row.get("matched")),
         model=_known(row.get("model")),
