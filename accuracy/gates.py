@@ -57,6 +57,8 @@ _MEMORY_GAUGE = re.compile(
 _KV_GAUGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 # A pool that is this much fuller after a soak than before it has lost something.
 _KV_LEFT = 0.02
+# Fewer answers in a soak's first third tell no throughput that could be kept.
+_LEAST_ANSWERS = 10
 
 
 @dataclass(frozen=True)
@@ -633,38 +635,47 @@ class Soak(_Gate):
         details = {
             "counts": dict(counts),
             "memory": _ranges(gauges),
-            **self._rates(started, landed),
+            **self.rates(started, landed),
         }
-        self._judge(counts, details, before, gauges[-1])
+        self.judge(counts, details, before, gauges[-1])
+        kept = details["kept"]
         return Outcome(
             "passed",
             f"{counts['asked']} requests in {self.minutes:g} min, median "
-            f"{details['median_rate']:.1f} output tok/s, last third over first "
-            f"{details['kept']:.2f}",
+            f"{details['median_rate']:.1f} output tok/s, "
+            + (
+                f"last third over first {kept:.2f}"
+                if kept is not None
+                else f"fewer than {_LEAST_ANSWERS} answers in the first third: whether the "
+                "throughput was kept is not judged"
+            ),
             details,
         )
 
-    def _rates(self, started: float, landed: list[tuple[float, int]]) -> dict[str, Any]:
+    def rates(self, started: float, landed: list[tuple[float, int]]) -> dict[str, Any]:
         """Output tokens a second in nine windows of the soak, by when answers landed."""
         width = 60 * self.minutes / 9
-        sums = [0.0] * 9
+        sums, early = [0.0] * 9, 0
         for moment, tokens in landed:
-            sums[min(int((moment - started) / width), 8)] += tokens
+            window = min(int((moment - started) / width), 8)
+            sums[window] += tokens
+            early += window < 3
         rates = [one / width for one in sums]
         first, last = statistics.fmean(rates[:3]), statistics.fmean(rates[-3:])
         return {
             "rates": rates,
             "median_rate": statistics.median(rates),
-            "kept": last / first if first else 0.0,
+            "kept": last / first if early >= _LEAST_ANSWERS else None,
         }
 
-    def _judge(
+    def judge(
         self,
         counts: Counter[str],
         details: dict[str, Any],
         before: dict[str, float],
         after: dict[str, float],
     ) -> None:
+        """Fail the gate if counts, throughput or memory (gauges before and after) say so."""
         faults = [
             f"{count} {name}"
             for name, count in counts.items()
@@ -674,7 +685,7 @@ class Soak(_Gate):
         for name, most in (("capped", self.most_capped), ("wrong", self.most_wrong)):
             if counts[name] > most * answered:
                 faults.append(f"{counts[name]} of {answered} {name}, at most {most:g}")
-        if details["kept"] < self.least_kept:
+        if details["kept"] is not None and details["kept"] < self.least_kept:
             faults.append(
                 f"throughput of the last third is {details['kept']:.2f} of the first, at least "
                 f"{self.least_kept:g}"

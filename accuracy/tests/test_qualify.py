@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from draftproof.accuracy.gates import Control, Failed, Soak
 from draftproof.accuracy.qualify import (
     QUALIFICATIONS_DIR,
     exit_code,
@@ -23,6 +25,7 @@ BOOK = {"capital of France": '{"city": "Paris"}', "three months": "January Febru
 INFO = {"page_size": 16, "max_total_num_tokens": 8000}
 
 CONTROL = [{"prompt": "What is 17 + 25?", "right": "42"}]
+CONTROLS = [Control(prompt="What is 17 + 25?", right="42")]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 CALL = {
     "prompt": "What is the weather in Paris?",
@@ -183,6 +186,23 @@ def test_a_fault_of_the_server_fails_its_gate(
     status, said = outcome(told)
     assert (status, told.code) == ("failed", 1), said
     assert reason in said
+
+
+def test_a_soak_says_whether_its_throughput_could_be_judged(tmp_path: Path) -> None:
+    soak = Soak(kind="soak", name="soak", minutes=0.15, controls=CONTROLS, least_kept=0.7)
+    # Nine windows of a second: twelve answers in the first three, then one a second.
+    landed = [(n / 4, 10) for n in range(12)] + [(n + 0.5, 10) for n in range(3, 9)]
+    rates = soak.rates(0.0, landed)
+    assert rates["kept"] == pytest.approx(0.25)
+    with pytest.raises(Failed, match=r"last third is 0\.25 of the first"):
+        soak.judge(Counter(asked=18), rates, {}, {})
+    few = soak.rates(0.0, landed[3:])
+    assert few["kept"] is None
+    soak.judge(Counter(asked=15), few, {}, {})
+    # What the pool has not given back is told by the server.
+    name = "vllm:kv_cache_usage_perc"
+    with pytest.raises(Failed, match=r"is 0\.5 after the soak, it was 0"):
+        soak.judge(Counter(asked=15), few, {name: 0.0}, {name: 0.5})
 
 
 def test_a_conversation_goes_on_behind_a_tools_result(tmp_path: Path) -> None:
