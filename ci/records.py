@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from draftproof.conformance.bench import BENCH_SCHEMA
+from draftproof.conformance.bench.rows import BENCH_SCHEMA
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.session import VERIFY_SCHEMA
 from draftproof.conformance.environment import sources
-from draftproof.conformance.session import VERIFY_SCHEMA
-from draftproof.conformance.spec import load_specs
 
 RECORDS = Path(__file__).resolve().parent / "records"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from draftproof.conformance.names import Refused, op_names
+from draftproof.conformance.names import Refused, surely_an_op
 
 HERE = Path(__file__).resolve().parent
 
@@ -56,14 +56,22 @@ OpOption = Annotated[
     typer.Option("--op", metavar="NAME", help="Only this op; may be repeated."),
 ]
 ImplOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--impl", metavar="SPEC", help="triton, baseline, oracle, FILE.py or module[:attr]."
+        "--impl",
+        metavar="SPEC",
+        help="triton (default), baseline, oracle, FILE.py or module[:attr].",
     ),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")]
 ProfileOption = Annotated[Profile, typer.Option("--profile", help="How much is run.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of cases and fuzzing.")]
+SpecOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--spec", metavar="FILE", help="A .py file with ops of your own; may be repeated."
+    ),
+]
 JsonOption = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write the results as JSON."),
@@ -72,31 +80,33 @@ JsonOption = Annotated[
 
 @app.command("list")
 def list_command(
+    spec: SpecOption = None,
     device: DeviceOption = Device.AUTO,
 ) -> None:
     """Ops, contracts, checks, implementations, and what can run here."""
     from rich.console import Console
     from rich.table import Table
 
-    from draftproof.conformance.implementations import PROJECT
+    from draftproof.conformance.engine.implementations import PROJECT
+    from draftproof.conformance.engine.registry import load_mutants, load_specs
     from draftproof.conformance.names import CHECKS
-    from draftproof.conformance.spec import load_mutants, load_specs
 
     where = _device(device)
+    _use(spec)
     mutants, variants = load_mutants()
     table = Table()
     for column in ("op", "what it does", "contract", "cases", "bad inputs", "mutants", "variants"):
         table.add_column(column, no_wrap=column == "op")
-    for spec in load_specs().values():
-        contract = ", ".join(sorted({type(effect.judge).__name__ for effect in spec.effects}))
+    for op in load_specs().values():
+        contract = ", ".join(sorted({type(effect.judge).__name__ for effect in op.effects}))
         table.add_row(
-            spec.name,
-            spec.summary,
+            op.name,
+            op.summary,
             contract,
-            str(len(spec.cases)),
-            str(len(spec.bad_inputs)),
-            str(sum(mutant.op == spec.name for mutant in mutants)),
-            str(sum(variant.op == spec.name for variant in variants)),
+            str(len(op.cases)),
+            str(len(op.bad_inputs)),
+            str(sum(mutant.op == op.name for mutant in mutants)),
+            str(sum(variant.op == op.name for variant in variants)),
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
@@ -116,7 +126,8 @@ def list_command(
 @app.command()
 def verify(
     op: OpOption = None,
-    impl: ImplOption = "triton",
+    impl: ImplOption = None,
+    spec: SpecOption = None,
     device: DeviceOption = Device.AUTO,
     profile: ProfileOption = Profile.QUICK,
     seed: SeedOption = 0,
@@ -126,7 +137,8 @@ def verify(
     _writable(json)
     arguments = [
         str(HERE / "test_ops.py"),
-        f"--dp-impl={impl}",
+        *([f"--dp-impl={impl}"] if impl else []),
+        *(f"--dp-spec={file}" for file in spec or ()),
         f"--dp-device={device.value}",
         f"--dp-profile={profile.value}",
         f"--dp-seed={seed}",
@@ -137,58 +149,88 @@ def verify(
 
 
 @app.command()
-def replay(
-    case: Annotated[Path, typer.Argument(metavar="CASE", help="A case file (.json).")],
-    impl: ImplOption = "triton",
-    device: DeviceOption = Device.AUTO,
+def new(
+    op: Annotated[str, typer.Argument(metavar="NAME", help="The op's name.")],
 ) -> None:
-    """Run one saved call on any implementation."""
-    from draftproof.conformance.replay import replay_file
+    """Write NAME.py here: a spec of your own op that passes as it stands, to change."""
+    from draftproof.conformance.authoring.new import write
 
-    raise typer.Exit(replay_file(case, impl, _device(device)))
+    path = write(op, Path())
+    print(f"{path} written. Try: draftproof verify --spec {path}")
 
 
 @app.command()
-def mutants(op: OpOption = None, device: DeviceOption = Device.AUTO) -> None:
-    """Run wrong implementations, which must be caught, and correct variants, which must pass."""
-    from draftproof.conformance.spec import load_mutants
+def replay(
+    case: Annotated[Path, typer.Argument(metavar="CASE", help="A case file (.json).")],
+    impl: ImplOption = None,
+    spec: SpecOption = None,
+    device: DeviceOption = Device.AUTO,
+) -> None:
+    """Run one saved call on any implementation."""
+    where = _device(device)
+    _use(spec)
+    from draftproof.conformance.engine.replay import replay_file
 
-    ops = _ops(op)
-    # Before the mutants are imported, and triton with them, in whichever mode it finds.
-    _device(device)
-    wrong, right = load_mutants()
-    if not {subject.op for subjects in (wrong, right) for subject in subjects} & set(ops):
-        raise Refused("there are no mutants of these ops")
+    raise typer.Exit(replay_file(case, impl, where))
+
+
+@app.command()
+def mutants(
+    op: OpOption = None, spec: SpecOption = None, device: DeviceOption = Device.AUTO
+) -> None:
+    """Run wrong implementations, which must be caught, and correct variants, which must pass."""
+    if spec:
+        from draftproof.conformance.engine.implementations import probe
+
+        found = probe("oracle", [str(file) for file in spec])
+        if found.problem:
+            raise Refused(found.problem)
+        if not set(op or found.specified) & set(found.mutated):
+            raise Refused(f"mutants --spec: no mutants of {', '.join(op or found.specified)}")
     arguments = [
         str(HERE / "test_mutants.py"),
         f"--dp-device={device.value}",
+        *(f"--dp-spec={file}" for file in spec or ()),
         *(f"--dp-op={name}" for name in op or ()),
     ]
     raise typer.Exit(_pytest(arguments, device))
 
 
 @golden_app.command("check")
-def golden_check(op: OpOption = None) -> None:
-    """Hold the golden vectors against the oracles and their manifest."""
-    from draftproof.conformance.vectors import check
+def golden_check(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where they lie; default: ours.")
+    ] = None,
+    op: OpOption = None,
+    spec: SpecOption = None,
+) -> None:
+    """Hold golden vectors against the oracles and their manifest."""
+    ops = _ops(op, spec)
+    from draftproof.conformance.engine.vectors import check
+    from draftproof.conformance.names import GOLDEN
 
-    raise typer.Exit(check(_ops(op)))
+    if folder is None and spec:
+        raise Refused("golden check --spec: name the folder of its vectors, as export was given it")
+    raise typer.Exit(check(ops, folder or GOLDEN))
 
 
 @golden_app.command("export")
 def golden_export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
     op: OpOption = None,
+    spec: SpecOption = None,
 ) -> None:
     """Write golden vectors: case files with the oracle's outputs, and a manifest."""
-    from draftproof.conformance.vectors import export
+    ops = _ops(op, spec)
+    from draftproof.conformance.engine.vectors import export
 
-    raise typer.Exit(export(folder, _ops(op)))
+    raise typer.Exit(export(folder, ops))
 
 
 @app.command()
 def bench(
     op: OpOption = None,
+    spec: SpecOption = None,
     device: DeviceOption = Device.AUTO,
     json: JsonOption = None,
 ) -> None:
@@ -200,6 +242,8 @@ def bench(
         "pytest_benchmark.plugin",
         "--benchmark-quiet",
         f"--dp-device={device.value}",
+        *(f"--dp-spec={file}" for file in spec or ()),
+        *(["-n0"] if spec else []),
         *(f"--dp-op={name}" for name in op or ()),
         *([f"--dp-json={json}"] if json else []),
     ]
@@ -228,12 +272,24 @@ def accuracy(context: typer.Context) -> None:
     raise typer.Exit(code or OK)
 
 
-def _ops(names: list[str] | None) -> list[str]:
-    known = op_names()
+def _use(files: list[Path] | None) -> tuple[str, ...]:
+    """Load spec files into this process; their ops."""
+    from draftproof.conformance.engine.registry import use
+
+    return use([str(file) for file in files or ()])
+
+
+def _ops(names: list[str] | None, files: list[Path] | None = None) -> list[str]:
+    """The ops to work on: as asked, else those of the spec files, else ours."""
+    if names and not files and all(map(surely_an_op, names)):
+        return names
+    from draftproof.conformance.engine.registry import op_names
+
+    specified, known = _use(files), op_names()
     for name in names or ():
         if name not in known:
             raise Refused(f"--op {name}: no such op (known: {', '.join(known)})")
-    return names or list(known)
+    return names or list(specified or known)
 
 
 def _writable(path: Path | None) -> None:

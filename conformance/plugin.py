@@ -13,8 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SPEC",
         help="triton (default), baseline, oracle, a path to a .py file, or module[:attr]",
     )
+    group.addoption(
+        "--dp-spec",
+        action="append",
+        default=None,
+        metavar="FILE",
+        help="a .py file with ops of your own: an oracle, SPECS, perhaps MUTANTS and VARIANTS",
+    )
     group.addoption("--dp-op", action="append", default=None, metavar="NAME", help="only this op")
     group.addoption("--dp-device", default="auto", choices=("auto", "cpu", "cuda"))
     group.addoption("--dp-profile", default="quick", choices=("quick", "full", "soak"))
@@ -84,23 +90,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class BenchJob:
-    """One arm of one benchmark point in one mode."""
-
-    op: str
-    point: Any
-    arm: str
-    prepare: Any
-    mode: str
-    device: str
-
-    @property
-    def id(self) -> str:
-        """The parameter part of the test's name."""
-        return f"{self.op}-{self.point.name}-{self.mode}-{self.arm}"
-
-
 # ---------------------------------------------------------------- before Triton is imported
 
 
@@ -114,7 +103,7 @@ def pytest_load_initial_conftests(
         return
     device = choose_device(options.dp_device)
     early_config.stash[_DEVICE] = device
-    if _outside(options.dp_impl):
+    if _outside(options.dp_impl) or options.dp_spec:
         workers = min(2 if device == "cpu" else 4, os.cpu_count() or 1)
         own = []
         if getattr(options, "numprocesses", None) is None:
@@ -144,7 +133,7 @@ def _is_ours(config: pytest.Config, args: list[str]) -> bool:
 
 
 def _outside(name: str | None) -> bool:
-    from draftproof.conformance.implementations import is_outside
+    from draftproof.conformance.engine.implementations import is_outside
 
     return name is not None and is_outside(name)
 
@@ -193,49 +182,79 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is not None:
         if "draftproof" in workerinput:
-            from draftproof.conformance.session import Runner, Settings
+            from draftproof.conformance.engine.session import Runner, Settings
 
             settings = Settings.load(workerinput["draftproof"])
+            _use_specs(settings.specs)
             config.stash[_SETTINGS] = settings
             config.stash[_RUNNER] = Runner(settings, workerinput["workerid"])
         return
     device = config.stash.get(_DEVICE, None)
     if device is None or config.option.help:
         return
-    from draftproof.conformance.session import Report, Runner
+    from draftproof.conformance.engine.session import Report, Runner
 
     settings = _settings(config, device)
+    if not _spread(config):
+        _use_specs(settings.specs)
     config.stash[_SETTINGS] = settings
     config.stash[_REPORT] = Report()
     config.stash[_RUNNER] = Runner(settings)
 
 
-def _settings(config: pytest.Config, device: str) -> Any:
-    from draftproof.conformance.implementations import probe
-    from draftproof.conformance.names import op_names
-    from draftproof.conformance.session import Settings
+def _use_specs(files: tuple[str, ...]) -> None:
+    if not files:
+        return
+    from draftproof.conformance.engine import registry
+    from draftproof.conformance.names import Refused
 
-    known = list(op_names())
-    ops = tuple(dict.fromkeys(config.option.dp_op or known))
-    for op in ops:
-        if op not in known:
-            raise pytest.UsageError(f"--op {op}: no such op (known: {', '.join(known)})")
-    name = config.option.dp_impl or "triton"
+    try:
+        registry.use(files)
+    except Refused as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _spread(config: pytest.Config) -> bool:
+    """Whether the tests run in workers, so that this process need not know them."""
+    return bool(getattr(config.option, "numprocesses", None)) and not config.option.collectonly
+
+
+def _settings(config: pytest.Config, device: str) -> Any:
+    from draftproof.conformance.engine.session import Settings
+    from draftproof.conformance.names import surely_an_op
+
+    asked = tuple(dict.fromkeys(config.option.dp_op or ()))
+    specs = tuple(config.option.dp_spec or ())
+    name = config.option.dp_impl or (None if specs else "triton")
+    outside = name is not None and _outside(name)
     provided = None
-    if _outside(name):
-        found = probe(name, known)
+    known: tuple[str, ...] = ()
+    if outside or specs:
+        from draftproof.conformance.engine.implementations import probe
+
+        found = probe(name, specs)
         if found.problem:
             raise pytest.UsageError(found.problem)
+        name, known = found.implementation, found.known
         provided = found.ops
+        asked = asked or found.specified
+    elif not all(map(surely_an_op, asked)):
+        from draftproof.conformance.engine.registry import op_names
+
+        known = op_names()
+    for op in asked:
+        if known and op not in known:
+            raise pytest.UsageError(f"--op {op}: no such op (known: {', '.join(known)})")
     return Settings(
-        implementation=name,
-        ops=ops,
+        implementation=str(name),
+        ops=asked,
         device=device,
         profile=config.option.dp_profile,
         seed=config.option.dp_seed,
         failures=config.option.dp_failures,
         provided=provided,
         scratch=tempfile.mkdtemp(prefix="draftproof-") if provided is not None else None,
+        specs=specs,
     )
 
 
@@ -250,6 +269,9 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the workers' notes."""
     settings = config.stash.get(_SETTINGS, None)
+    if settings is not None:
+        # What stays frozen is never freed, and Triton's bindings print pages about that at exit.
+        gc.unfreeze()
     if settings is not None and settings.scratch and not hasattr(config, "workerinput"):
         shutil.rmtree(settings.scratch, ignore_errors=True)
 
@@ -319,18 +341,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item for every job of the run."""
     if "dp_job" in metafunc.fixturenames:
-        from draftproof.conformance.session import jobs
+        from draftproof.conformance.engine.session import jobs
 
         found = jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_job", found, ids=[job.id for job in found])
     if "dp_bench" in metafunc.fixturenames:
-        found_bench = _bench_jobs(settings_of(metafunc.config))
+        from draftproof.conformance.bench.jobs import bench_jobs
+
+        found_bench = bench_jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_bench", found_bench, ids=[job.id for job in found_bench])
     if "dp_mutant" in metafunc.fixturenames or "dp_variant" in metafunc.fixturenames:
+        from draftproof.conformance.engine.registry import load_mutants
         from draftproof.conformance.names import CHECKS
-        from draftproof.conformance.spec import load_mutants
 
-        ops = settings_of(metafunc.config).ops
+        ops = settings_of(metafunc.config).chosen()
         mutants, variants = load_mutants()
         if "dp_mutant" in metafunc.fixturenames:
             chosen = [mutant for mutant in mutants if mutant.op in ops]
@@ -347,35 +371,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             ]
             names = [f"{variant.op}-{variant.name}-{check}" for variant, check in pairs]
             metafunc.parametrize("dp_variant", pairs, ids=names)
-
-
-def _bench_jobs(settings: Any) -> list[BenchJob]:
-    """Point by point, so that a point's arguments are made once; without a GPU, one point an op."""
-    from draftproof.conformance.implementations import resolve
-    from draftproof.conformance.spec import load_specs
-
-    found = []
-    for op in settings.ops:
-        spec = load_specs()[op]
-        points = spec.bench() if spec.bench else []
-        cuda = settings.device == "cuda"
-        for point in points if cuda else points[:1]:
-            arms = dict(point.arms)
-            if not arms:
-                for name in ("triton", "baseline"):
-                    arms[name] = _plain_arm(resolve(name).get(op))
-            if cuda:
-                modes = ["cold" if point.cold else "graph", *(["eager"] if point.eager else [])]
-            else:
-                modes = ["interpreted"]
-            for mode in modes:
-                for arm, prepare in [*arms.items(), ("empty", None)]:
-                    found.append(BenchJob(op, point, arm, prepare, mode, settings.device))
-    return found
-
-
-def _plain_arm(function: Any) -> Any:
-    return lambda args: lambda: function(**args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -395,17 +390,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _limit(config: pytest.Config, job: Any) -> float:
     """How long a job may take, in seconds."""
-    from draftproof.conformance.session import TIMEOUT_SECONDS
-    from draftproof.conformance.spec import load_specs
+    from draftproof.conformance.engine.registry import load_specs
+    from draftproof.conformance.engine.session import TIMEOUT_SECONDS
 
     if config.option.dp_timeout:
         return config.option.dp_timeout
-    own = [case.seconds for case in load_specs()[job.op].cases if case.name == job.case]
+    # The controlling process of a spread run does not load spec files.
+    spec = load_specs().get(job.op)
+    own = [case.seconds for case in spec.cases if case.name == job.case] if spec else []
     return max(TIMEOUT_SECONDS[config.option.dp_profile], *own, 0)
 
 
 def _job_of(node: str) -> Any:
-    from draftproof.conformance.session import Job
+    from draftproof.conformance.engine.session import Job
 
     return Job.from_node(node)
 
@@ -415,9 +412,24 @@ def _job_of(node: str) -> Any:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported out of garbage collection: every graph capture collects in full."""
+    report = session.config.stash.get(_REPORT, None)
+    if report is not None and not report.ops:
+        report.ops = _ops_of(item.nodeid for item in session.items)
     if session.config.stash.get(_SETTINGS, None) is not None:
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Learn from a worker which ops there are, and their order."""
+    report = node.config.stash.get(_REPORT, None)
+    if report is not None and not report.ops:
+        report.ops = _ops_of(ids)
+
+
+def _ops_of(nodes: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(job.op for node in nodes if (job := _job_of(node)) is not None))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -469,7 +481,7 @@ def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
     settings = config.stash.get(_SETTINGS, None)
     if job is None or settings is None:
         return
-    from draftproof.conformance.session import last_note
+    from draftproof.conformance.engine.session import last_note
 
     note = last_note(settings, report.node.gateway.id)
     watchdog = Path(settings.scratch or "") / "watchdog"
@@ -501,7 +513,7 @@ class Gatherer:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result from its user property, or make one for a check that never got so far."""
-        from draftproof.conformance.session import Result, strike
+        from draftproof.conformance.engine.session import Result, strike
 
         properties: list[tuple[str, Any]] = report.user_properties
         if report.when == "call":
@@ -579,7 +591,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _finish_bench(session: pytest.Session, timings: list[dict[str, Any]], settings: Any) -> None:
     """Put the arms together; a reach that was missed fails the run."""
-    from draftproof.conformance.bench import bench_rows, write_json
+    from draftproof.conformance.bench.rows import bench_rows, write_json
 
     rows = bench_rows(timings, settings)
     session.config.stash[_ROWS] = rows
@@ -610,7 +622,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for line in mutant_lines(gatherer.mutants):
             terminalreporter.write_line(line)
     if rows := config.stash.get(_ROWS, None):
-        from draftproof.conformance.bench import table_lines
+        from draftproof.conformance.bench.rows import table_lines
 
         terminalreporter.section("bench")
         terminalreporter.write_line(table_lines(rows, config.stash[_SETTINGS]))

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftproof.conformance.engine.session import Report, Settings
 from draftproof.conformance.names import CHECKS
-from draftproof.conformance.session import Report, Settings
 
 _SIGNS = {
     "passed": ("ok", "green"),
@@ -49,21 +49,24 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
         show_edge=False,
     )
     table.add_column("op", no_wrap=True)
-    for check in CHECKS:
+    ops = report.ops or list(dict.fromkeys(result.op for result in report.results))
+    laws = any(result.check == "laws" for result in report.results)
+    checks = [check for check in CHECKS if check != "laws" or laws]
+    for check in checks:
         table.add_column(check)
     cells: dict[tuple[str, str], Counter[str]] = {}
     for result in report.results:
         cells.setdefault((result.op, result.check), Counter())[result.status] += 1
-    for op in settings.ops:
+    for op in ops:
         if (op, "all") in cells:
-            table.add_row(op, Text("not provided", style="yellow"), *[""] * (len(CHECKS) - 1))
+            table.add_row(op, Text("not provided", style="yellow"), *[""] * (len(checks) - 1))
             continue
-        table.add_row(op, *[_cell(cells.get((op, check), Counter())) for check in CHECKS])
+        table.add_row(op, *[_cell(cells.get((op, check), Counter())) for check in checks])
     console.print(table)
     for reason, where in _reasons(report).items():
         line = f"skipped {where.total()}, {reason}: {', '.join(sorted(where))}"
         console.print(line, highlight=False, markup=False)
-    provided = [op for op in settings.ops if (op, "all") not in cells]
+    provided = [op for op in ops if (op, "all") not in cells]
     if missing := report.unexercised(provided, CHECKS):
         pairs = ", ".join(f"{op}/{check}" for op, check in missing)
         console.print(f"nothing compared: {pairs}", highlight=False, markup=False)

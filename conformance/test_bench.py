@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftproof.conformance.calls import clone
-from draftproof.conformance.checks import case_seed
-from draftproof.conformance.plugin import BENCH_PROPERTY, BenchJob
-from draftproof.conformance.spec import Args, load_specs
-from draftproof.conformance.timing import copy_bytes_per_second, empty_launch, loop_for
+from draftproof.conformance.bench.jobs import BenchJob
+from draftproof.conformance.bench.timing import copy_bytes_per_second, empty_launch, loop_for
+from draftproof.conformance.engine.calls import clone
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.running import case_seed
+from draftproof.conformance.engine.spec import Args
+from draftproof.conformance.plugin import BENCH_PROPERTY
 
 EMPTY = "empty"
 
@@ -42,7 +44,7 @@ class _Bench:
 
     def flush(self, device: torch.device) -> torch.Tensor | None:
         """Memory to write between replays."""
-        from draftproof.conformance.timing import FLUSH_BYTES
+        from draftproof.conformance.bench.timing import FLUSH_BYTES
 
         if device.type == "cuda" and self._flush is None:
             self._flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
@@ -67,8 +69,8 @@ def test_bench(
     args = bench_state.args(dp_bench, device)
     flush = bench_state.flush(device)
     point = dp_bench.point
-    if dp_bench.arm == EMPTY:
-        thunk = empty_launch(device, point.empty_args)
+    if dp_bench.prepare is None:
+        thunk: Callable[[], object] = empty_launch(device, point.empty_args)
     else:
         thunk = dp_bench.prepare(args)
     loop = loop_for(thunk, dp_bench.mode, flush)

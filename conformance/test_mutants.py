@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from draftproof.conformance.checks import Subject, run_target, targets
+from draftproof.conformance.engine.checks import run_target, targets
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.running import Subject
+from draftproof.conformance.engine.spec import Mutant, Variant
 from draftproof.conformance.plugin import MUTANT_PROPERTY, settings_of
-from draftproof.conformance.spec import Mutant, Variant, load_specs
 
 
 def _subject(settings: Any, subject: Mutant | Variant) -> Subject:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from draftproof.conformance.engine.session import Job, Result, Runner
 from draftproof.conformance.plugin import PROPERTY, leave_lost_device
-from draftproof.conformance.session import Job, Result, Runner
 
 ENDINGS = (
     pytest.skip.Exception,

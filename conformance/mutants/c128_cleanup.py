@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftproof.conformance.spec import Mutant, Variant
+from draftproof.conformance.engine.spec import Mutant, Variant
 from draftproof.kernels.c128_cleanup import C128DraftCleanup, c128_cleanup_baseline
 from draftproof.oracles.c128_cleanup import validate
 

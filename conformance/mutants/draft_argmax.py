@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftproof.conformance.spec import Mutant, Variant
+from draftproof.conformance.engine.spec import Mutant, Variant
 from draftproof.kernels.draft_argmax import check_arguments
 
 NO_CANDIDATE = -(2**40)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftproof.conformance import calls
-from draftproof.conformance.spec import Mutant, Variant
+from draftproof.conformance.engine import calls
+from draftproof.conformance.engine.spec import Mutant, Variant
 from draftproof.oracles import dsa_metadata as oracles
 
 BLOCK = 128

@@ -9,8 +9,16 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.judges import Bits
-from draftproof.conformance.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.judges import Bits
+from draftproof.conformance.engine.spec import (
+    Args,
+    BadInput,
+    BenchPoint,
+    Case,
+    Effect,
+    OpSpec,
+    Params,
+)
 
 DTYPES = {
     "float32": torch.float32,
@@ -808,8 +816,6 @@ def bench() -> list[BenchPoint]:
             )
     return points
 
-
-OPS = ("c128_cleanup",)
 
 SPECS = [
     OpSpec(

@@ -9,7 +9,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.spec import (
+    Args,
+    BadInput,
+    BenchPoint,
+    Case,
+    Effect,
+    OpSpec,
+    Params,
+)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POSITION_DTYPES = {"int32": torch.int32, "int64": torch.int64}
@@ -1071,8 +1079,6 @@ def bench() -> list[BenchPoint]:
             )
     return points
 
-
-OPS = ("draft_argmax",)
 
 SPECS = [
     OpSpec(

@@ -11,7 +11,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.spec import Args, BadInput, BenchPoint, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.spec import (
+    Args,
+    BadInput,
+    BenchPoint,
+    Case,
+    Effect,
+    OpSpec,
+    Params,
+)
 from draftproof.oracles.dsa_metadata import COLUMN_BLOCK, MAX_DRAFT_STEPS, StepTables
 
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
@@ -1392,12 +1400,5 @@ DRAFT = OpSpec(
     bench=_draft_bench,
 )
 
-
-OPS = (
-    "dsa_decode_metadata",
-    "dsa_target_verify_metadata",
-    "dsa_draft_extend_metadata",
-    "dsa_draft_decode_metadata",
-)
 
 SPECS = [DECODE, VERIFY, EXTEND, DRAFT]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from draftproof.conformance import casefile
-from draftproof.conformance.checks import case_seed
-from draftproof.conformance.implementations import probe
-from draftproof.conformance.spec import load_specs
+from draftproof.conformance.engine import casefile
+from draftproof.conformance.engine.implementations import probe
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.running import case_seed
 
 OP = "c128_cleanup"
 SHIM = """
@@ -273,7 +273,7 @@ def test_noise_and_threads_at_import_do_no_harm(tmp_path: Path) -> None:
         "sys.stdout.write('no newline'); sys.stdout.flush(); os.write(1, b'\\xff\\xfe')\n"
         + path.read_text()
     )
-    found = probe(str(path), [OP])
+    found = probe(str(path))
     assert (list(found.ops), found.problem) == ([OP], None)
 
 
@@ -355,7 +355,7 @@ def test_a_truncated_case_file_is_one_clear_line_and_exit_2(suffix: str, tmp_pat
 
 
 def test_verify_and_pytest_run_the_same_checks(tmp_path: Path) -> None:
-    from draftproof.conformance.session import Settings, jobs
+    from draftproof.conformance.engine.session import Settings, jobs
 
     listed = plugin("--collect-only", "-q", folder=tmp_path).stdout
     names = {line.split("::test_op[")[1].rstrip("]") for line in listed.splitlines() if "[" in line}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from draftproof.conformance import compile_gate
-from draftproof.conformance.compile_gate import Compiled, Report
-from draftproof.conformance.spec import load_specs
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.gate import compile_gate
+from draftproof.conformance.gate.compile_gate import Compiled, Report
 
 CONTROLS = Path(__file__).with_name("kernels_for_the_gate.py")
 

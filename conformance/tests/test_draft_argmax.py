@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.checks import Subject, check_invalid
 from draftproof.conformance.crosscheck.draft_argmax import draft_argmax as crosscheck
+from draftproof.conformance.engine.checks import check_invalid
+from draftproof.conformance.engine.running import Subject
+from draftproof.conformance.engine.spec import BadInput
 from draftproof.conformance.ops import draft_argmax as ops
-from draftproof.conformance.spec import BadInput
 from draftproof.kernels import draft_argmax as kernels
 from draftproof.kernels import runtime
 from draftproof.oracles.draft_argmax import draft_argmax as oracle

@@ -14,7 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from draftproof.conformance import argmax_ranks
+from draftproof.conformance.ranks import draft_argmax as argmax_ranks
 
 HANG_SECONDS = 300
 """A run that takes longer hangs: alone on two cores the longest takes about 30 s."""
@@ -46,7 +46,7 @@ def run(folder: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[
         environment.pop("TRITON_INTERPRET", None)
     # In a folder of its own: from the checkout's root its packages would be importable bare.
     return subprocess.run(
-        [*command, "draftproof.conformance.argmax_ranks", *options],
+        [*command, "draftproof.conformance.ranks.draft_argmax", *options],
         cwd=folder,
         env=environment,
         capture_output=True,

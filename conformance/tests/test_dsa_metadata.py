@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftproof.conformance.calls import clone, leaves
 from draftproof.conformance.crosscheck import dsa_metadata as crosscheck
+from draftproof.conformance.engine.calls import clone, leaves
 from draftproof.conformance.ops import dsa_metadata as ops
 from draftproof.kernels import dsa_metadata as kernels
 from draftproof.kernels import runtime

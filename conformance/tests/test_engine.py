@@ -15,18 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance import casefile, casts, memcheck
-from draftproof.conformance.calls import POISONS, Placement, clone, geometry, leaves, restride
-from draftproof.conformance.checks import (
-    Outcome,
-    Subject,
-    case_seed,
-    replay_target,
-    run_target,
-    targets,
+from draftproof.conformance.engine import casefile
+from draftproof.conformance.engine.calls import (
+    POISONS,
+    Placement,
+    clone,
+    geometry,
+    leaves,
+    restride,
 )
-from draftproof.conformance.judges import Bits, Look, RoundedInterval, TopKSet
-from draftproof.conformance.spec import BadInput, Case, Effect
+from draftproof.conformance.engine.checks import Outcome, run_target, targets
+from draftproof.conformance.engine.judges import Bits, Look, RoundedInterval, TopKSet
+from draftproof.conformance.engine.replay import replay_target
+from draftproof.conformance.engine.running import Subject, case_seed
+from draftproof.conformance.engine.spec import BadInput, Case, Effect
+from draftproof.conformance.interpreted import casts, memcheck
 from draftproof.conformance.tests.toys import SPEC, build, double_live
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from draftproof.conformance import float_sets
+from draftproof.conformance.authoring import float_sets
 from draftproof.kernels import numerics as device_numerics
 from draftproof.kernels import runtime
 from draftproof.oracles import numerics

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from draftproof.conformance import float_sets
+from draftproof.conformance.authoring import float_sets
 from draftproof.conformance.crosscheck import numerics as exact
 from draftproof.oracles import numerics
 

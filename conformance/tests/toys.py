@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.conformance.spec import Args, BadInput, Case, Effect, OpSpec, Params
+from draftproof.conformance.engine.spec import Args, BadInput, Case, Effect, OpSpec, Params
 
 
 def double_live(x: Tensor, lens: Tensor, out: Tensor, counter: Tensor, *, scale: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Compile every kernel for GPUs that are not here, and fail where the machine code spills.
 
-`python -P -m draftproof.conformance.compile_gate --op NAME` prints what each kernel needs on each
-target. The work is done in a child process in which Triton compiles, whatever mode it is in here.
+`python -P -m draftproof.conformance.gate --op NAME` prints what each kernel needs on each target.
+The work is done in a child process in which Triton compiles, whatever mode it is in here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftproof.conformance.implementations import is_outside
+from draftproof.conformance.engine.implementations import is_outside
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942", "hip:gfx950")
 """Architectures that every kernel must compile for."""
@@ -199,7 +199,7 @@ _CHILD = """
 import sys
 if sys.path and sys.path[0] in ("", "."):
     del sys.path[0]
-from draftproof.conformance.compile_child import main
+from draftproof.conformance.gate.compile_child import main
 main(sys.argv[1])
 """
 
@@ -259,7 +259,11 @@ def _print(report: Report) -> None:
     console.print(table)
 
 
-def _main(
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
     op: Annotated[list[str], typer.Option(help="an op whose kernels are compiled")] = [],  # noqa: B006
     impl: Annotated[list[str], typer.Option(help="implementation; default: the project's")] = [],  # noqa: B006
     target: Annotated[list[str], typer.Option(help="such as cuda:90")] = list(TARGETS),  # noqa: B006
@@ -267,7 +271,7 @@ def _main(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the results")] = None,
 ) -> None:
     """Compile kernels for GPUs that are not here, and print what they need."""
-    from draftproof.conformance.spec import load_specs
+    from draftproof.conformance.engine.registry import load_specs
 
     known = list(load_specs())
     for name in op:
@@ -285,7 +289,3 @@ def _main(
     for line in wrong:
         print(line)
     raise typer.Exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    typer.run(_main)

@@ -10,14 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from draftproof.conformance import casefile
-from draftproof.conformance.calls import clone, geometry
-from draftproof.conformance.checks import case_seed, effect_of, oracle_outputs
-from draftproof.conformance.judges import Bits, Look, RoundedInterval, differing
-from draftproof.conformance.spec import OpSpec, load_specs
+from draftproof.conformance.engine import casefile
+from draftproof.conformance.engine.calls import clone, geometry
+from draftproof.conformance.engine.compare import effect_of, oracle_outputs
+from draftproof.conformance.engine.judges import Bits, Look, RoundedInterval, differing
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.running import case_seed
+from draftproof.conformance.engine.spec import OpSpec
 
 SCHEMA = "draftproof.golden/1"
-FOLDER = Path(__file__).resolve().parent / "golden"
+FOLDER = Path(__file__).resolve().parent.parent / "golden"
 MAX_CALL_BYTES = 48 * 1024
 """Largest call that becomes a golden vector: each is to be read by eye or by a small port."""
 MAX_SPREAD_BYTES = 1 << 20

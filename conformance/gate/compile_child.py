@@ -33,10 +33,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from draftproof.conformance.calls import replace
-from draftproof.conformance.compile_gate import Compiled
-from draftproof.conformance.implementations import resolve
-from draftproof.conformance.spec import Case, OpSpec, load_specs
+from draftproof.conformance.engine.calls import replace
+from draftproof.conformance.engine.implementations import resolve
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.spec import Case, OpSpec
+from draftproof.conformance.gate.compile_gate import Compiled
 
 PROCESSES = 2
 """Compilations at a time."""

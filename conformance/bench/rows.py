@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.session import Settings
+from draftproof.conformance.engine.spec import BenchPoint
 from draftproof.conformance.environment import describe
-from draftproof.conformance.session import Settings
-from draftproof.conformance.spec import BenchPoint, load_specs
 
 BENCH_SCHEMA = "draftproof.bench/1"
 TABLE_WIDTH = 170
@@ -63,7 +64,7 @@ def bench_rows(timings: Sequence[dict[str, Any]], settings: Settings) -> list[Ro
     """Group the timings of a run by point and mode."""
     points = {
         (op, point.name): point
-        for op in settings.ops
+        for op in settings.chosen()
         for point in (load_specs()[op].bench or list)()
     }
     grouped: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -100,15 +100,14 @@ def resolve(name: str) -> Implementation:
 
 
 def _own(name: str, op: str) -> Callable[..., Any] | None:
-    from draftproof.conformance.spec import load_specs
+    from draftproof.conformance.engine.registry import load_specs
 
-    module, attribute = load_specs()[op].implementations[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    return load_specs()[op].function(name)
 
 
 def _load(name: str) -> Any:
     if name.endswith(".py"):
-        return _load_file(name)
+        return load_file(name, "--impl", BadImplementation)
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         # A module is also looked up where the user stands, after everything installed.
@@ -138,10 +137,23 @@ def _load(name: str) -> Any:
     return found
 
 
-def _load_file(name: str) -> ModuleType:
+def load_file(name: str, option: str, refusal: type[Exception]) -> ModuleType:
+    """Import a user's file under a name of its own.
+
+    Parameters
+    ----------
+    name : str
+        Path to a `.py` file.
+    option : str
+        The option that named it, for messages.
+    refusal : type
+        The exception to raise, with one line, if there is no such file or it cannot be imported.
+    """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise BadImplementation(f"--impl {name}: no such file")
+        raise refusal(f"{option} {name}: no such file")
+    if path.suffix != ".py":
+        raise refusal(f"{option} {name}: a file ending in .py is due")
     path = path.resolve()
     # A name of its own, so that a file called torch.py or two of one name do no harm.
     unique = f"draftproof_impl_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
@@ -149,7 +161,7 @@ def _load_file(name: str) -> ModuleType:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, path)
     if spec is None or spec.loader is None:
-        raise BadImplementation(f"--impl {name}: not a Python file")
+        raise refusal(f"{option} {name}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
     # Its neighbours are importable, as they are for a script.
@@ -160,8 +172,8 @@ def _load_file(name: str) -> ModuleType:
         del sys.modules[unique]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise BadImplementation(
-            f"--impl {name}: importing it failed: {type(error).__name__}: {error}"
+        raise refusal(
+            f"{option} {name}: importing it failed: {type(error).__name__}: {error}"
         ) from error
     finally:
         # At the end from now on, for what is imported inside a call.
@@ -173,27 +185,51 @@ def _load_file(name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Provided:
-    """What a probe of an implementation from outside found."""
+    """What a probe of code from outside found.
 
-    ops: tuple[str, ...]
+    Parameters
+    ----------
+    known : tuple of str
+        Every op, ours and those of the spec files.
+    specified : tuple of str
+        The ops of the spec files.
+    implementation : str
+        The implementation to test: as asked, or chosen where nothing was asked.
+    ops : tuple of str
+        The ops that it defines.
+    mutated : tuple of str
+        The ops that have mutants or variants, if there are spec files.
+    problem : str, optional
+        Why the run is refused.
+    """
+
+    known: tuple[str, ...] = ()
+    specified: tuple[str, ...] = ()
+    implementation: str = ""
+    ops: tuple[str, ...] = ()
+    mutated: tuple[str, ...] = ()
     problem: str | None = None
 
 
-def probe(name: str, ops: list[str], *, seconds: float = PROBE_SECONDS) -> Provided:
-    """Import an implementation in a child process and list the ops that it defines.
+def probe(
+    name: str | None, specs: Sequence[str] = (), *, seconds: float = PROBE_SECONDS
+) -> Provided:
+    """Import an implementation and spec files in a child process and list the ops there.
 
     The parent stays clean of code that may hang, crash, or import Triton in the wrong mode.
 
     Parameters
     ----------
-    name : str
-        As for `resolve`.
-    ops : list of str
-        Names to look for.
+    name : str, optional
+        As for `resolve`. None: "triton" if every op of the spec files has one, else "oracle".
+    specs : sequence of str
+        Spec files.
     seconds : float
         Time limit.
     """
-    command = [sys.executable, "-c", _PROBE, name, json.dumps(ops)]
+    # What is imported first is what a hang or a crash is blamed on.
+    blamed = f"--spec {', '.join(specs)}" if specs else f"--impl {name}"
+    command = [sys.executable, "-c", _PROBE, json.dumps([name, list(specs)])]
     try:
         done = subprocess.run(
             command,
@@ -204,14 +240,20 @@ def probe(name: str, ops: list[str], *, seconds: float = PROBE_SECONDS) -> Provi
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Provided((), f"--impl {name}: importing it took longer than {seconds:g} s")
+        return Provided(problem=f"{blamed}: importing it took longer than {seconds:g} s")
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
-            return Provided(**json.loads(line[len(_MARK) :]))
+            found = json.loads(line[len(_MARK) :])
+            return Provided(
+                tuple(found["known"]),
+                tuple(found["specified"]),
+                found["implementation"],
+                tuple(found["ops"]),
+                tuple(found["mutated"]),
+                found["problem"],
+            )
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return Provided(
-        (), f"--impl {name}: importing it ended the process ({done.returncode}): {last}"
-    )
+    return Provided(problem=f"{blamed}: importing it ended the process ({done.returncode}): {last}")
 
 
 _MARK = "draftproof-probe:"
@@ -219,21 +261,36 @@ _PROBE = """
 import json, os, sys
 if sys.path and sys.path[0] in ("", "."):
     del sys.path[0]
-from draftproof.conformance import implementations
-found = implementations.probe_here(sys.argv[1], json.loads(sys.argv[2]))
+from draftproof.conformance.engine import implementations
+found = implementations.probe_here(*json.loads(sys.argv[1]))
 # On a line of its own, whatever the import printed; and at once, whatever threads it started.
 print("\\n" + found, flush=True)
 os._exit(0)
 """
 
 
-def probe_here(name: str, ops: list[str]) -> str:
+def probe_here(name: str | None, specs: Sequence[str]) -> str:
     """The child's half of `probe`: one marked line of JSON."""
+    return _MARK + json.dumps(dataclasses.asdict(_probed(name, specs)))
+
+
+def _probed(name: str | None, specs: Sequence[str]) -> Provided:
+    from draftproof.conformance.engine import registry
+
     try:
+        specified = registry.use(specs)
+        known = registry.op_names()
+        if name is None:
+            own = [registry.load_specs()[op].function("triton") for op in specified]
+            name = "triton" if None not in own else "oracle"
         found = resolve(name)
-        result = Provided(tuple(op for op in ops if found.get(op) is not None))
-        if not result.ops:
-            result = Provided((), f"--impl {name}: defines none of the ops {', '.join(ops)}")
-    except BadImplementation as error:
-        result = Provided((), str(error))
-    return _MARK + json.dumps(dataclasses.asdict(result))
+        ops = tuple(op for op in known if found.get(op) is not None)
+    except Refused as error:
+        return Provided(problem=str(error))
+    if not set(ops) & set(specified or known):
+        names = ", ".join(specified or known)
+        return Provided(problem=f"--impl {name}: defines none of the ops {names}")
+    mutated: set[str] = set()
+    if specs:
+        mutated = {subject.op for subjects in registry.load_mutants() for subject in subjects}
+    return Provided(known, specified, name, ops, tuple(sorted(mutated)))

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftproof.conformance.calls import copy_bits, geometry, leaves
+from draftproof.conformance.engine.calls import copy_bits, geometry, leaves
 from draftproof.conformance.names import Refused
 
 SCHEMA = "draftproof.case/1"

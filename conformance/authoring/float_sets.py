@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draftproof.conformance.judges import differing, show
+from draftproof.conformance.engine.judges import differing, show
 
 _PAGE_EDGES = (448.0, 449.0, 464.0, 480.0, 500.0, 1e-4, 1e-30, -1e30, 2.8e-36)
 _NAN_BITS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFC00000, 0xFF800001, 0xFFFFFFFF)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -46,7 +47,8 @@ class Settings:
     implementation : str
         As given to `--impl`.
     ops : tuple of str
-        The ops to run.
+        The ops to run; empty: all of ours. (The controlling process of a spread run does not know
+        them: it need not load torch.)
     device : str
         "cpu" or "cuda".
     profile : str
@@ -57,6 +59,8 @@ class Settings:
         For code from outside: the ops that it defines, found in a child process.
     scratch : str, optional
         Folder in which workers leave notes about what they are running.
+    specs : tuple of str
+        Spec files whose ops are known beside ours.
     """
 
     implementation: str
@@ -67,6 +71,13 @@ class Settings:
     failures: str
     provided: tuple[str, ...] | None = None
     scratch: str | None = None
+    specs: tuple[str, ...] = ()
+
+    def chosen(self) -> tuple[str, ...]:
+        """The ops to run, by name."""
+        from draftproof.conformance.engine.registry import op_names
+
+        return self.ops or op_names()
 
     def dump(self) -> str:
         """As JSON, for a worker."""
@@ -76,7 +87,7 @@ class Settings:
     def load(cls, text: str) -> Settings:
         """From `dump`."""
         values = json.loads(text)
-        for name in ("ops", "provided"):
+        for name in ("ops", "provided", "specs"):
             values[name] = None if values[name] is None else tuple(values[name])
         return cls(**values)
 
@@ -104,12 +115,12 @@ class Job:
 
 def jobs(settings: Settings) -> list[Job]:
     """Every job of a run, in the order in which they run."""
-    from draftproof.conformance.checks import targets
-    from draftproof.conformance.spec import load_specs
+    from draftproof.conformance.engine.checks import targets
+    from draftproof.conformance.engine.registry import load_specs
 
     specs = load_specs()
     found = []
-    for op in settings.ops:
+    for op in settings.chosen():
         if settings.provided is not None and op not in settings.provided:
             found.append(Job(op, "all", "not_provided"))
             continue
@@ -131,9 +142,10 @@ class Runner:
         """Run one job; what it raises is a fault of the suite or of the machine."""
         import torch
 
-        from draftproof.conformance.checks import Subject, run_target, targets
-        from draftproof.conformance.implementations import BadImplementation, resolve
-        from draftproof.conformance.spec import load_specs
+        from draftproof.conformance.engine.checks import run_target, targets
+        from draftproof.conformance.engine.implementations import BadImplementation, resolve
+        from draftproof.conformance.engine.registry import load_specs
+        from draftproof.conformance.engine.running import Subject
 
         name = self.settings.implementation
         if job.check == "all":
@@ -221,6 +233,8 @@ class Report:
     """The results of a run, and what they add up to."""
 
     results: list[Result] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list)
+    """The ops of the run, in order."""
 
     def totals(self) -> dict[str, int]:
         """Count by status."""
@@ -241,7 +255,14 @@ class Report:
             for result in self.results
             if result.status in ("passed", "failed")
         }
-        return [(op, check) for op in ops for check in checks if (op, check) not in done]
+        # Few ops have laws: where one has none, nothing is missing.
+        lawful = {result.op for result in self.results if result.check == "laws"}
+        return [
+            (op, check)
+            for op in ops
+            for check in checks
+            if (op, check) not in done and (check != "laws" or op in lawful)
+        ]
 
     def document(self, settings: Settings, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON of `verify --json`."""
@@ -252,7 +273,14 @@ class Report:
                 "device_kind": settings.device,
                 "profile": settings.profile,
                 "seed": settings.seed,
+                **({"specs": _digests(settings.specs)} if settings.specs else {}),
             },
             "results": [asdict(result) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},
         }
+
+
+def _digests(files: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of spec files, by name."""
+    paths = [Path(file).expanduser() for file in files]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from draftproof.conformance.calls import BITS
+from draftproof.conformance.engine.calls import BITS
 from draftproof.oracles.numerics import round_bf16
 
 CHUNK_ELEMENTS = 1 << 26

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftproof.conformance.judges import Bits, Judge
+from draftproof.conformance.engine.judges import Bits, Judge
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -172,8 +172,6 @@ class OpSpec:
     ----------
     name : str
         The op, and the name of the function in every implementation.
-    family : str
-        The file that holds it in each room: `oracles/<family>.py`, `kernels/<family>.py`, ...
     summary : str
         One line for `draftproof list`.
     build : callable
@@ -188,6 +186,8 @@ class OpSpec:
     bad_inputs : sequence of BadInput
     bad_input_params : mapping
         The good call that bad inputs spoil.
+    family : str
+        For ops of ours, the file in each room: `oracles/<family>.py`, `kernels/<family>.py`, ...
     replays : callable, optional
         `replays(params) -> list of params`: calls of the same geometry with other content, for the
         checks *graph* and *repeat*; at least three. Python scalars must be equal in all (a graph
@@ -202,10 +202,12 @@ class OpSpec:
         stand at any element.
     bench : callable, optional
         `bench() -> list of BenchPoint`.
+    functions : mapping of str to callable
+        The op's own implementations where they do not stand in the rooms of `family`: of an op
+        from outside, "oracle" and, if there are any, "triton" and "baseline".
     """
 
     name: str
-    family: str
     summary: str
     build: Callable[[Params, int], Args]
     effects: Sequence[Effect]
@@ -213,12 +215,17 @@ class OpSpec:
     strategy: Callable[[], SearchStrategy[Params]]
     bad_inputs: Sequence[BadInput]
     bad_input_params: Params
+    family: str = ""
     replays: Callable[[Params], list[Params]] | None = None
     rescale: Callable[[Args], Args] | None = None
     strides: Mapping[str, Literal["rows", "any"]] = field(default_factory=dict)
     bench: Callable[[], list[BenchPoint]] | None = None
 
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"op {self.name!r}: a Python identifier is due")
         for kind, names in (
             ("case", [case.name for case in self.cases]),
             ("bad input", [bad.name for bad in self.bad_inputs]),
@@ -226,6 +233,8 @@ class OpSpec:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{self.name}: {kind} {twice[0]!r} is defined twice")
+            if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_]+", name)]:
+                raise ValueError(f"{self.name}: {kind} {odd[0]!r}: letters, digits and _ are due")
         for case in self.cases:
             if case.profile not in PROFILES:
                 raise ValueError(f"{self.name}: case {case.name}: profile {case.profile!r}")
@@ -234,18 +243,31 @@ class OpSpec:
 
     @property
     def implementations(self) -> dict[str, str]:
-        """The project's own implementations, as `module:function`."""
+        """The project's own implementations, as `module:function`; empty for ops from outside."""
+        if not self.family:
+            return {}
         return {
             "oracle": f"draftproof.oracles.{self.family}:{self.name}",
             "triton": f"draftproof.kernels.{self.family}:{self.name}",
             "baseline": f"draftproof.kernels.{self.family}:{self.name}_baseline",
         }
 
+    def function(self, name: str) -> Callable[..., Any] | None:
+        """The op's own implementation of a name ("oracle", "triton", "baseline"), or None."""
+        if name in self.functions:
+            return self.functions[name]
+        if name not in self.implementations:
+            return None
+        module, attribute = self.implementations[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+
     @functools.cached_property
     def oracle(self) -> Callable[..., Any]:
         """The oracle function."""
-        module, attribute = self.implementations["oracle"].split(":")
-        return getattr(importlib.import_module(module), attribute)
+        found = self.function("oracle")
+        if found is None:
+            raise ValueError(f"{self.name}: no oracle")
+        return found
 
 
 @dataclass(frozen=True)
@@ -293,38 +315,3 @@ class Variant:
     difference: str
     function: Callable[..., Any]
     capturable: bool = True
-
-
-@functools.cache
-def load_specs() -> dict[str, OpSpec]:
-    """Every op spec, by name: the lists `SPECS` of the modules in `conformance/ops/`.
-
-    Raises
-    ------
-    ValueError
-        If a module has `OPS` that are not the ops of its `SPECS`.
-    """
-    found: dict[str, OpSpec] = {}
-    for module in _modules("draftproof.conformance.ops"):
-        specs = {spec.name: spec for spec in module.SPECS}
-        declared = getattr(module, "OPS", tuple(specs))
-        if tuple(specs) != declared:
-            raise ValueError(f"{module.__name__}: OPS is {declared}, SPECS define {tuple(specs)}")
-        found |= specs
-    return found
-
-
-@functools.cache
-def load_mutants() -> tuple[tuple[Mutant, ...], tuple[Variant, ...]]:
-    """Every mutant and variant: `MUTANTS` and `VARIANTS` of the modules in `mutants/`."""
-    modules = _modules("draftproof.conformance.mutants")
-    return (
-        tuple(mutant for module in modules for mutant in module.MUTANTS),
-        tuple(variant for module in modules for variant in module.VARIANTS),
-    )
-
-
-def _modules(package: str) -> list[Any]:
-    path = importlib.import_module(package).__path__
-    names = sorted(info.name for info in pkgutil.iter_modules(path))
-    return [importlib.import_module(f"{package}.{name}") for name in names]

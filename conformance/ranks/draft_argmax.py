@@ -3,7 +3,7 @@
 Run it with as many processes as ranks::
 
     python -m torch.distributed.run --standalone --nproc-per-node 4 \\
-        -m draftproof.conformance.argmax_ranks --backend nccl --device cuda --bench
+        -m draftproof.conformance.ranks.draft_argmax --backend nccl --device cuda --bench
 
 Each rank holds one shard. Its tokens, positions and draft tokens must be those of the emulated
 form, of the gather and of the oracle, and the summed candidates must have the emulated form's

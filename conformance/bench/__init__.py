@@ -1,0 +1,1 @@
+"""Benchmarks: what is timed, how, and what the timings of one run add up to."""

@@ -1,0 +1,1 @@
+"""Compiles every kernel for GPUs that are not here, and refuses what spills."""

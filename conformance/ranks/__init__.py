@@ -1,0 +1,1 @@
+"""Programs that run an op over real process groups, one process a rank."""
