@@ -194,33 +194,33 @@ def y_bounds(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def amax_bounds(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def amax_of(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Give the least and the greatest block maxima; a scale code is that of one between them.
 
     Parameters
     ----------
-    x, weight : Tensor
-        As `wo_a_mxfp8`.
+    lower, upper : Tensor
+        float64 ``[M, blocks, 32]``, the rows' bounds from `y_bounds`.
 
     Returns
     -------
-    lower, upper : Tensor
-        float64 ``[M, G * R / 32]``.
+    least, greatest : Tensor
+        float64 ``[M, blocks]``, bf16 values.
     """
-    lower, upper = (_blocks(end) for end in y_bounds(x, weight))
-    least = torch.where((lower <= 0) & (upper >= 0), 0.0, torch.minimum(lower.abs(), upper.abs()))
+    zero_between = (lower <= 0) & (upper >= 0)
+    least = torch.where(zero_between, 0.0, torch.minimum(lower.abs(), upper.abs()))
     greatest = torch.maximum(lower.abs(), upper.abs())
     # A NaN takes no part in a maximum.
     return least.nan_to_num(0.0, torch.inf).amax(-1), greatest.nan_to_num(0.0, torch.inf).amax(-1)
 
 
-def scaled_bounds(x: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def scaled_by(lower: Tensor, upper: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Give the least and the greatest elements before the rounding to E4M3, given emitted scales.
 
     Parameters
     ----------
-    x, weight : Tensor
-        As `wo_a_mxfp8`.
+    lower, upper : Tensor
+        float64 ``[M, G, R]``, the rows' bounds from `y_bounds`.
     scales : Tensor
         uint8, swizzled, as an implementation emitted them.
 
@@ -229,14 +229,15 @@ def scaled_bounds(x: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, Te
     lower, upper : Tensor
         float64 ``[M, G * R]``, what rounds to the least and the greatest data.
     """
-    lower, upper = (_blocks(end) for end in y_bounds(x, weight))
-    codes = mxfp8.unswizzle(scales, *lower.shape[:2])
-    # Where the NaN code was emitted, which is wrong of itself, the data are held against code 254.
-    multiplier = mxfp8_multiplier(codes.clamp(max=254)).double()[..., None]
-    ends = (
-        torch.where(torch.isinf(end), end, end * multiplier).flatten(1) for end in (lower, upper)
+    rows, groups = lower.shape[0], lower[0].numel() // mxfp8.BLOCK
+    # The NaN code, which is wrong of itself, scales as 254 does.
+    codes = mxfp8.unswizzle(scales, rows, groups).clamp(max=254)
+    multiplier = mxfp8_multiplier(codes).double()[..., None]
+    least, greatest = (
+        torch.where(torch.isinf(end), end, end * multiplier).reshape(rows, groups * mxfp8.BLOCK)
+        for end in (lower.reshape(rows, groups, -1), upper.reshape(rows, groups, -1))
     )
-    return next(ends), next(ends)
+    return least, greatest
 
 
 # ---------------------------------------------------------------------------------------------
@@ -256,10 +257,6 @@ def _sum_in_order(partials: Tensor) -> Tensor:
     for partial in partials[1:]:
         total = total + partial
     return round_bf16(total)
-
-
-def _blocks(y: Tensor) -> Tensor:
-    return y.reshape(y.shape[0], -1, mxfp8.BLOCK)
 
 
 def _is_exact(x: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
