@@ -377,7 +377,8 @@ def quantize_partials(partials: Tensor) -> Mxfp8SwizzledInput:
 
 def _quantize(partials: Tensor) -> Mxfp8SwizzledInput:
     """Quantise checked partial sums; one split may be bf16."""
-    splits, rows, columns = partials.shape[0], partials.shape[1], partials[0, 0].numel()
+    splits, rows = partials.shape[:2]
+    columns = partials.shape[2] * partials.shape[3]
     groups = columns // 32
     device = partials.device
     data = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
@@ -405,36 +406,44 @@ def _quantize(partials: Tensor) -> Mxfp8SwizzledInput:
 
 
 # ---------------------------------------------------------------------------------------------
-# The baseline: a batched product that writes bf16 rows, then a kernel that quantises them
+# The baseline: a library's products, one launch a step; and what servers run without the fused op
 
 
 def wo_a_mxfp8_baseline(x: Tensor, weight: Tensor) -> Mxfp8SwizzledInput:
-    """Multiply with a library's batched product, then quantise: what the fused op replaces.
+    """Multiply split by split with a library's batched product, add, and quantise.
 
     Parameters, returns and errors are those of `wo_a_mxfp8`.
     """
-    return _quantize(wo_a_baseline(x, weight)[None])
+    return quantize_partials_baseline(wo_a_partials_baseline(x, weight))
 
 
 def wo_a_baseline(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply with a library's batched product.
+    """Multiply split by split with a library's batched product, and add.
 
     Parameters, returns and errors are those of `wo_a`.
     """
-    check_arguments(x, weight)
-    return torch.einsum("tgd,grd->tgr", x, weight).contiguous()
+    return _add_splits(wo_a_partials_baseline(x, weight))[0].bfloat16()
 
 
 def wo_a_partials_baseline(x: Tensor, weight: Tensor) -> Tensor:
-    """Widen both sides to fp32 and multiply split by split with a library's batched product.
+    """Multiply split by split with a library's batched product.
 
     Parameters, returns and errors are those of `wo_a_partials`.
     """
     check_arguments(x, weight)
     rows, groups, depth = x.shape
-    split_x = x.float().reshape(rows, groups, SPLITS, depth // SPLITS)
-    split_weight = weight.float().reshape(groups, -1, SPLITS, depth // SPLITS)
-    return torch.einsum("tgsd,grsd->stgr", split_x, split_weight).contiguous()
+    width, length = weight.shape[1], depth // SPLITS
+    partials = torch.empty((SPLITS, rows, groups, width), dtype=torch.float32, device=x.device)
+    for group in range(groups):
+        split_x = x[:, group].reshape(rows, SPLITS, length).transpose(0, 1)
+        split_weight = weight[group].view(width, SPLITS, length).permute(1, 2, 0)
+        if x.device.type == "cuda":
+            product = torch.bmm(split_x, split_weight, out_dtype=torch.float32)
+        else:
+            # Only CUDA has a product of bf16 that keeps fp32.
+            product = torch.bmm(split_x.float(), split_weight.float())
+        partials[:, :, group] = product
+    return partials
 
 
 def quantize_partials_baseline(partials: Tensor) -> Mxfp8SwizzledInput:
@@ -443,10 +452,26 @@ def quantize_partials_baseline(partials: Tensor) -> Mxfp8SwizzledInput:
     Parameters, returns and errors are those of `quantize_partials`.
     """
     check_partials(partials)
+    return _quantize(_add_splits(partials))
+
+
+def _add_splits(partials: Tensor) -> Tensor:
     total = partials[:1].clone()
     for partial in partials[1:]:
         total += partial
-    return _quantize(total)
+    return total
+
+
+def wo_a_mxfp8_from_einsum(x: Tensor, weight: Tensor) -> Mxfp8SwizzledInput:
+    """Multiply over all of D at once, to bf16, then quantise: what the fused op replaces.
+
+    Not an implementation of `wo_a_mxfp8`: a sum over all of D is another than the sum of the
+    splits in their order, and a library may reduce it in bf16.
+
+    Parameters, returns and errors are those of `wo_a_mxfp8`.
+    """
+    check_arguments(x, weight)
+    return _quantize(torch.einsum("tgd,grd->tgr", x, weight).contiguous()[None])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def _small_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 def _positive(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     # All terms of one sign: what a truncating unit loses adds up.
-    return torch.rand(shape, generator=generator).bfloat16() + 1
+    return torch.rand(shape, generator=generator).bfloat16()
 
 
 def _first_of_each_split(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -534,7 +534,7 @@ def _projection_cases() -> list[Case]:
         # Blocks of 32 columns run over the ends of groups.
         _case("width_of_one", _params(2, 32, 1, 16, "integers")),
         _case("width_of_16", _params(3, 6, 16, 24, "integers")),
-        _case("width_of_65", _params(2, 32, 65, 8, "integers"), "eager", "guards"),
+        _case("width_of_66", _params(2, 16, 66, 8, "integers"), "eager", "guards"),
         _case("width_of_192", _params(2, 1, 192, 1024, "integers"), "eager", "guards"),
         _case("powers_of_two", _params(7, 2, 32, 128, "powers")),
         _case("rows_are_slices", _params(4, 2, 32, 64, "integers", gap=64), *_EVERY),
@@ -635,7 +635,7 @@ PARTS_RUN = {
         "splits_of_25_columns",
         "splits_of_128_columns",
         "splits_of_129_columns",
-        "width_of_65",
+        "width_of_66",
         "rows_are_slices",
         "anything_finite",
         "zeros",
@@ -1010,7 +1010,7 @@ def _reach(rows: int) -> Callable[[Mapping[str, float]], tuple[bool, str]]:
 
     def reach(us: Mapping[str, float]) -> tuple[bool, str]:
         if published is None:
-            return us["fused"] < us["baseline"], "faster than einsum, then quantise"
+            return us["fused"] < us["einsum_then_quantise"], "faster than einsum, then quantise"
         return us["fused"] <= published, (
             f"at most the published {published} us (goal {GOAL_US} us)"
         )
@@ -1025,9 +1025,10 @@ def _bench() -> list[BenchPoint]:
             _params(rows, 2, 1024, 4096, "normal"),
             arms={
                 "fused": _prepare("wo_a_mxfp8"),
-                "baseline": _prepare("wo_a_mxfp8_baseline"),
+                "einsum_then_quantise": _prepare("wo_a_mxfp8_from_einsum"),
                 "einsum": _prepare_einsum,
             },
+            baseline="einsum_then_quantise",
             bytes_moved=2 * (2 * 1024 * 4096 + rows * 2 * 4096) + rows * 2048 + 8192,
             published_us={"einsum": PUBLISHED_EINSUM_US}
             | ({"fused": PUBLISHED_US[rows]} if rows in PUBLISHED_US else {}),
