@@ -89,7 +89,8 @@ def wo_a_partials(x: Tensor, weight: Tensor) -> Tensor:
     """
     _check(x, weight)
     sums = _per_split(widen_bf16(x).double(), widen_bf16(weight).double())
-    return sums.float().contiguous()
+    # A zero sum, whose sign is free, is +0 here.
+    return (sums.float() + 0.0).contiguous()
 
 
 def quantize_partials(partials: Tensor) -> Mxfp8SwizzledInput:
@@ -268,7 +269,7 @@ def _is_exact(x: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
     fits = (step >= -149) & (magnitude < torch.exp2(step + EXACT_BITS))
     # One product of two bf16 has 16 bits.
     alone = (terms == 1) & (magnitude >= 2.0**-126)
-    return (magnitude < 2.0**127) & (fits | alone)
+    return (magnitude < 2.0**128) & (fits | alone)
 
 
 def _finest_step(values: Tensor) -> Tensor:

@@ -670,9 +670,16 @@ def _quantize_cases() -> list[Case]:
                 f"tile_rows_{rows}",
                 _partials_params(1, rows, 1, 32 * groups, "normal"),
                 "eager",
-                "guards",
+                profile=profile,
             )
-            for rows, groups in ((33, 4), (97, 1), (127, 3), (128, 4), (129, 5), (257, 1))
+            for rows, groups, profile in (
+                (33, 4, "quick"),
+                (97, 1, "full"),
+                (127, 3, "full"),
+                (128, 4, "full"),
+                (129, 5, "quick"),
+                (257, 1, "full"),
+            )
         ),
         _case("partials_cancel_in_order", _partials_params(8, 4, 2, 48, "cancelling")),
         _case("four_partials_cancel", _partials_params(4, 1, 1, 64, "cancelling")),
