@@ -512,9 +512,7 @@ SWIZZLED_BACKENDS = ("cutlass", "cutedsl")
 
 def takes_swizzled(linear: Linear) -> bool:
     """Say whether a linear can take an `Mxfp8SwizzledInput`."""
-    return (
-        linear.backend in SWIZZLED_BACKENDS and linear.weight_is_mxfp8 and not linear.repacked
-    )
+    return linear.backend in SWIZZLED_BACKENDS and linear.weight_is_mxfp8 and not linear.repacked
 
 
 def wo_a_route(x: Tensor, weight: Tensor, linear: Linear) -> Route:

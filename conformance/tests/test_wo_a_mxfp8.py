@@ -218,9 +218,12 @@ def test_sums_that_are_exact_have_one_value_and_others_room() -> None:
     # 1 + 2^-22 needs 23 bits: within fp32, but not within what a matrix unit keeps for sure.
     weight[..., ::2] = 2.0**-22
     lower, upper = oracle.partial_bounds(ones, weight)
-    assert torch.equal(upper - lower, 2 * (1024 * 2.0**-24 * (1 + 2.0**-22) + 2 * 2.0**-149) * (
-        torch.ones(8, 1, 1, 32, dtype=torch.float64)
-    ))
+    assert torch.equal(
+        upper - lower,
+        2
+        * (1024 * 2.0**-24 * (1 + 2.0**-22) + 2 * 2.0**-149)
+        * (torch.ones(8, 1, 1, 32, dtype=torch.float64)),
+    )
 
 
 def test_a_block_maximum_lies_between_the_bounds_of_its_magnitudes() -> None:
@@ -390,6 +393,46 @@ def test_a_device_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             function(**call)
     with pytest.raises(ValueError, match="partials is on cpu"):
         kernels.quantize_partials(torch.zeros(8, 1, 1, 32))
+
+
+# ---------------------------------------------------------------- laws
+
+IMPLEMENTATIONS = {
+    "oracle": (oracle.wo_a_mxfp8, oracle.wo_a, oracle.quantize_partials),
+    "triton": (kernels.wo_a_mxfp8, kernels.wo_a, kernels.quantize_partials),
+    "baseline": (
+        kernels.wo_a_mxfp8_baseline,
+        kernels.wo_a_baseline,
+        kernels.quantize_partials_baseline,
+    ),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows, width, depth", [(6, 48, 256), (2, 128, 1024), (8, 32, 200)])
+@pytest.mark.parametrize("content", ["normal", "cancelling", "selected"])
+def test_fused_op_gives_the_bytes_of_its_parts_on_every_run(
+    implementation: str, rows: int, width: int, depth: int, content: str
+) -> None:
+    fused, project, quantise = IMPLEMENTATIONS[implementation]
+    call = ops.build(ops._params(rows, 2, width, depth, content), depth)
+    call = {name: tensor.to(DEVICE) for name, tensor in call.items()}
+    once = fused(**call)
+    assert differences(once, quantise(project(**call).float()[None])) == 0
+    assert differences(once, fused(**call)) == 0
+
+
+@needs_triton
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("splits", [1, 5, 7, 8])
+def test_splits_of_negative_zero_add_nothing(implementation: str, splits: int) -> None:
+    quantise = IMPLEMENTATIONS[implementation][2]
+    partials = ops.build_partials(ops._partials_params(splits, 2, 3, 32, "normal"), 1)["partials"]
+    zeros = torch.full_like(partials[:1], -0.0)
+    alone = quantise(partials.to(DEVICE))
+    for more in ([zeros, partials], [partials, zeros]):
+        assert differences(alone, quantise(torch.cat(more).to(DEVICE))) == 0
 
 
 # ---------------------------------------------------------------- dispatch
