@@ -134,7 +134,7 @@ def _partials_kernel(
             real = step * BLOCK_K + k < length
             w = tl.load(weights, mask=(r < width)[:, None] & real[None, :], other=0.0)
             v = tl.load(inputs, mask=real_row & real[:, None], other=0.0)
-        if _INTERPRETED:
+        if _INTERPRETED:  # noqa: SIM108 - a compile-time choice between blocks of other types
             # There `tl.dot` multiplies the bit patterns of bf16.
             total = tl.dot(widen_bf16(w), widen_bf16(v), total)
         else:
