@@ -89,8 +89,8 @@ def wo_a_partials(x: Tensor, weight: Tensor) -> Tensor:
     """
     _check(x, weight)
     sums = _per_split(widen_bf16(x).double(), widen_bf16(weight).double())
-    # A zero sum, whose sign is free, is +0 here.
-    return (sums.float() + 0.0).contiguous()
+    # A zero sum, whose sign is free, is +0 here, and a NaN the positive quiet one.
+    return torch.where(torch.isnan(sums), torch.nan, sums.float() + 0.0).contiguous()
 
 
 def quantize_partials(partials: Tensor) -> Mxfp8SwizzledInput:
@@ -257,7 +257,7 @@ def _sum_in_order(partials: Tensor) -> Tensor:
     total = partials[0]
     for partial in partials[1:]:
         total = total + partial
-    return round_bf16(total)
+    return round_bf16(torch.where(torch.isnan(total), torch.nan, total))
 
 
 def _is_exact(x: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:

@@ -354,7 +354,7 @@ class _Bounds:
         now = (x, weight, x._version, weight._version)
         if (
             len(self.of) != len(now)
-            or any(a is not b for a, b in zip(self.of[:2], now[:2]))
+            or any(a is not b for a, b in zip(self.of[:2], now[:2], strict=True))
             or (self.of[2:] != now[2:])
         ):
             self.y = oracle.y_bounds(x, weight)

@@ -1,4 +1,4 @@
-"""The MXFP8 codec, the projection and its intervals, its dispatch, and what its launches compile."""
+"""The MXFP8 codec, the projection and its intervals, its dispatch, and its launches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_codec_is_the_scalar_codec_for_every_bf16_alone_in_its_block() -> None:
     y[torch.arange(len(values)), places] = values
     data, codes = mxfp8.encode(y)
     data = data.view(torch.uint8)
-    emitted = zip(data[torch.arange(len(values)), places].tolist(), codes[:, 0].tolist(), strict=True)
+    emitted = zip(
+        data[torch.arange(len(values)), places].tolist(), codes[:, 0].tolist(), strict=True
+    )
     for n, (value, found) in enumerate(zip(values.double().tolist(), emitted, strict=True)):
         ((element,), code) = scalar.encode_block([value])
         assert found == (element, code), hex(n)
