@@ -396,12 +396,8 @@ def settled_partials(before: Args) -> Tensor:
 
 def is_padding(before: Args) -> Tensor:
     """Where in the swizzled scales no block's code stands."""
-    if "partials" in before:
-        _, rows, groups, width = before["partials"].shape
-    else:
-        rows, groups, width = (*before["x"].shape[:2], before["weight"].shape[1])
-    places = torch.ones(rows, groups * width // BLOCK, dtype=torch.uint8)
-    return mxfp8.swizzle(places) == 0
+    rows, columns = len(before["x"]), before["weight"].shape[0] * before["weight"].shape[1]
+    return mxfp8.swizzle(torch.ones(rows, columns // BLOCK, dtype=torch.uint8)) == 0
 
 
 def _partial_ends(before: Args, got: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -513,7 +509,7 @@ def _projection_cases() -> list[Case]:
         # The smallest depth: splits of one column. One block a row.
         _case("splits_of_one_column", _params(1, 1, 32, 8, "integers"), *_EVERY),
         *(
-            _case(f"rows_{rows}", _params(rows, 2, 48, 64, "integers"), *checks)
+            _case(f"rows_{rows}", _params(rows, 2, 48, 16, "integers"), *checks)
             for rows, checks in (
                 (1, ()),
                 (2, _EVERY),
@@ -526,12 +522,12 @@ def _projection_cases() -> list[Case]:
             )
         ),
         # Depths that no block divides, and whole blocks of 128 (the form without masks).
-        _case("splits_of_25_columns", _params(3, 3, 32, 200, "integers"), "eager", "guards"),
+        _case("splits_of_25_columns", _params(3, 1, 32, 200, "integers"), "eager", "guards"),
         _case("splits_of_129_columns", _params(2, 1, 32, 1032, "integers"), "eager", "guards"),
         _case("splits_of_128_columns", _params(5, 2, 128, 1024, "integers"), *_EVERY),
         _case("splits_of_256_columns", _params(8, 1, 128, 2048, "powers"), "eager", "strided"),
         # K = 96: three groups, so that a tile of four has a column of padding.
-        _case("columns_96", _params(4, 3, 32, 64, "integers"), *_EVERY),
+        _case("columns_96", _params(4, 3, 32, 24, "integers"), *_EVERY),
         _case("columns_160", _params(6, 5, 32, 16, "integers"), "eager", "guards"),
         # Blocks of 32 columns run over the ends of groups.
         _case("width_of_one", _params(2, 32, 1, 16, "integers")),
@@ -540,25 +536,27 @@ def _projection_cases() -> list[Case]:
         _case("width_of_192", _params(2, 1, 192, 1024, "integers"), "eager", "guards"),
         _case("powers_of_two", _params(7, 2, 32, 128, "powers")),
         _case("rows_are_slices", _params(4, 2, 32, 64, "integers", gap=64), *_EVERY),
-        _case("rows_are_odd_slices", _params(3, 2, 64, 1024, "integers", gap=3), "eager", "strided"),
+        _case("rows_are_odd_slices", _params(3, 2, 64, 1024, "integers", gap=3), "eager"),
         # Row times stride passes 2^31 elements at the third row.
         _case(
             "x_rows_past_2_31",
             _params(3, 1, 32, 16, "integers", row_stride=2**30 + 8),
             "eager",
         ),
-        _case("selected_rows", _params(8, 2, 64, 64, "selected"), *_EVERY),
-        _case("anything_finite", _params(3, 2, 512, 16, "anything_finite")),
+        _case("selected_rows", _params(8, 2, 64, 16, "selected"), *_EVERY),
+        _case("anything_finite", _params(3, 2, 160, 16, "anything_finite")),
         _case("amax_at_448_times_powers", _params(1, 2, 1728, 8, "amax_at_448")),
         _case("subnormals", _params(2, 3, 96, 16, "subnormals")),
         _case("one_huge_element", _params(5, 2, 64, 40, "one_huge")),
         _case("zeros", _params(2, 2, 32, 64, "zeros"), *_EVERY),
         _case("rows_of_zeros", _params(5, 2, 32, 64, "zero_rows")),
-        _case("partials_cancel", _params(4, 2, 48, 64, "cancelling"), "eager", "graph", "repeat"),
+        _case("partials_cancel", _params(4, 2, 48, 24, "cancelling"), "eager", "graph", "repeat"),
         _case("partials_cancel_unmasked", _params(8, 1, 128, 1024, "cancelling")),
         _case(
             "nan_in_x",
-            _params(4, 2, 48, 64, "integers", pokes=[("x", 1, 0, 9, "nan"), ("x", 2, 1, 63, "-nan")]),
+            _params(
+                4, 2, 48, 64, "integers", pokes=[("x", 1, 0, 9, "nan"), ("x", 2, 1, 63, "-nan")]
+            ),
             tags=NONFINITE,
         ),
         _case(
@@ -571,7 +569,8 @@ def _projection_cases() -> list[Case]:
         _case(
             "infinity_in_a_weight",
             _params(
-                3, 1, 64, 64, "integers", pokes=[("weight", 0, 40, 1, "inf"), ("weight", 0, 3, 7, "-inf")]
+                3, 1, 64, 64, "integers",
+                pokes=[("weight", 0, 40, 1, "inf"), ("weight", 0, 3, 7, "-inf")],
             ),
             tags=NONFINITE,
         ),
@@ -841,7 +840,9 @@ def _projection_bad_inputs() -> list[BadInput]:
         BadInput("x_groups_apart", _with("x", _spread_groups), names="x"),
         BadInput("x_rows_overlap", _with("x", lambda t: t[:1].expand(3, -1, -1)), names="x"),
         BadInput(
-            "x_transposed", _with("x", lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)), "x"
+            "x_transposed",
+            _with("x", lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)),
+            names="x",
         ),
         BadInput("weight_2d", _with("weight", lambda t: t.flatten(1)), names="weight"),
         BadInput("weight_4d", _with("weight", lambda t: t[None]), names="weight"),
