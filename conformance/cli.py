@@ -18,10 +18,7 @@ HERE = Path(__file__).resolve().parent
 OK, MISMATCH, USAGE, FAULT = 0, 1, 2, 3
 """Exit codes: as it should be; mismatch or nothing compared; bad usage or input; our fault."""
 
-MAX_WORKERS = 8
-"""Processes that interpreted kernels are spread over, at most."""
-
-PLUGINS = ("draftproof.conformance.plugin", "xdist.plugin", "pytest_timeout")
+PLUGINS = ("draftproof.conformance.plugin", "xdist.plugin")
 """What the suite's own pytest loads; whatever else is installed stays out of it."""
 
 app = typer.Typer(
@@ -71,6 +68,31 @@ SpecOption = Annotated[
     typer.Option(
         "--spec", metavar="FILE", help="A .py file with ops of your own; may be repeated."
     ),
+]
+CheckOption = Annotated[
+    list[str] | None,
+    typer.Option("--check", metavar="NAME", help="Only this check; may be repeated."),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        help="Processes, on a GPU too; left out: by cores and free memory.",
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        help="Limit of one check, in seconds; left out: as the profile has it, for code from "
+        "outside.",
+    ),
+]
+KnownOption = Annotated[
+    Path | None,
+    typer.Option("--known", metavar="FILE", help="Known differences (TOML), which do not fail."),
 ]
 JsonOption = Annotated[
     Path | None,
@@ -126,10 +148,20 @@ def list_command(
 @app.command()
 def verify(
     op: OpOption = None,
+    check: CheckOption = None,
     impl: ImplOption = None,
     spec: SpecOption = None,
     device: DeviceOption = Device.AUTO,
     profile: ProfileOption = Profile.QUICK,
+    jobs: JobsOption = None,
+    timeout: TimeoutOption = None,
+    known: KnownOption = None,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="End at the first failure that is not known.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Name each check as it runs.")
+    ] = False,
     seed: SeedOption = 0,
     json: JsonOption = None,
 ) -> None:
@@ -143,9 +175,57 @@ def verify(
         f"--dp-profile={profile.value}",
         f"--dp-seed={seed}",
         *(f"--dp-op={name}" for name in op or ()),
+        *(f"--dp-check={name}" for name in check or ()),
+        *([] if timeout is None else [f"--dp-timeout={timeout:g}"]),
+        *([f"--dp-known={known}"] if known else []),
+        *(["--dp-fail-fast"] if fail_fast else []),
         *([f"--dp-json={json}"] if json else []),
+        # Quiet is once already: twice more is one above plain.
+        *(["-vv"] if verbose else []),
     ]
-    raise typer.Exit(_pytest(arguments, device))
+    raise typer.Exit(_pytest(arguments, device, jobs))
+
+
+@app.command()
+def known(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="The JSON of a verify run.")],
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="A new file; left out: the terminal."),
+    ] = None,
+) -> None:
+    """List the failures of a run as known differences, for `verify --known`."""
+    from draftproof.conformance.engine import known as differences
+
+    entries = differences.of_report(_verify_report(report))
+    text = differences.write(entries)
+    if write is None:
+        print(text, end="")
+        return
+    if write.exists():
+        raise Refused(f"--write {write}: is there already: name a new file")
+    try:
+        write.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"--write {write}: cannot be written ({error.strerror})") from error
+    print(f"{write}: {len(entries)} entries; say in each why it differs")
+
+
+def _verify_report(path: Path) -> Any:
+    """A report of verify, or a refusal."""
+    import json
+
+    from draftproof.conformance.engine.session import VERIFY_SCHEMA
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refused(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: not a report of verify --json: {error}") from error
+    if not isinstance(document, dict) or document.get("schema") != VERIFY_SCHEMA:
+        raise Refused(f"{path}: not a report of verify --json ({VERIFY_SCHEMA})")
+    return document
 
 
 @app.command()
@@ -316,10 +396,11 @@ def _device(asked: Device) -> str:
         raise Refused(str(error)) from error
 
 
-def _pytest(arguments: list[str], spread_on: Device | None = None) -> int:
+def _pytest(arguments: list[str], spread_on: Device | None = None, jobs: int | None = None) -> int:
     """Run the suite's own pytest, apart from the settings of the folder that one stands in.
 
-    With `spread_on`, interpreted kernels are spread over the cores; a GPU is kept to one process.
+    With `spread_on`, the checks are spread over processes: `jobs`, or as many as cores and memory
+    allow.
     """
     import pytest
 
@@ -329,11 +410,15 @@ def _pytest(arguments: list[str], spread_on: Device | None = None) -> int:
     os.environ.setdefault(
         "HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "draftproof-hypothesis")
     )
-    cores = min(os.cpu_count() or 1, MAX_WORKERS)
-    if spread_on is not None and cores > 1 and _device(spread_on) == "cpu":
-        # One thread each: the interpreter's small steps gain nothing from more.
-        os.environ["OMP_NUM_THREADS"] = "1"
-        arguments = [*arguments, "-n", str(cores), "--max-worker-restart", "1000"]
+    if spread_on is not None:
+        from draftproof.conformance import sizing
+
+        where = _device(spread_on)
+        jobs = sizing.workers(where) if jobs is None else jobs
+        if where == "cpu" and jobs > 1:
+            # One thread each: the interpreter's small steps gain nothing from more.
+            os.environ["OMP_NUM_THREADS"] = "1"
+        arguments = [*arguments, f"--dp-jobs={jobs}"]
     plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
     code = pytest.main(
         [

@@ -6,14 +6,16 @@ suite; in others it does nothing but offer its options.
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import gc
 import importlib
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,6 @@ and benchmarks."""
 
 ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 """Folders of a checkout, imported as `draftproof.<room>`."""
-
-GRACE_SECONDS = 5
-"""How much longer than its limit a check may take before its whole worker is ended."""
 
 GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
 """How the files in `/dev` begin through which a process reaches a GPU: NVIDIA's driver, that of its
@@ -50,6 +49,15 @@ _REPORT = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
 _DEVICE = pytest.StashKey[str]()
 _ROWS = pytest.StashKey[Any]()
+_WATCHDOG = pytest.StashKey[Any]()
+_FAULTS = pytest.StashKey[Any]()
+_THERE = pytest.StashKey[set[tuple[str, str, str]]]()
+
+_WORKER: dict[str, pytest.Config] = {}
+"""In a worker of ours: its configuration."""
+
+LOST_PROCESS = 70
+"""Exit code of a worker that gives up by itself."""
 
 pytest.register_assert_rewrite(*(f"draftproof.{room}.tests" for room in ROOMS))
 
@@ -86,7 +94,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="limit of one check of an implementation from outside",
+        help="limit of one check; left out: as the profile has it, for code from outside",
+    )
+    group.addoption(
+        "--dp-check", action="append", default=None, metavar="NAME", help="only this check"
+    )
+    group.addoption(
+        "--dp-jobs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="processes to spread the checks over, on a GPU too; left out: by cores and memory "
+        "for code from outside",
+    )
+    group.addoption(
+        "--dp-known", default=None, metavar="FILE", help="known differences, which do not fail"
+    )
+    group.addoption(
+        "--dp-fail-fast", action="store_true", help="end at the first failure that is not known"
     )
 
 
@@ -103,15 +128,24 @@ def pytest_load_initial_conftests(
         return
     device = choose_device(options.dp_device)
     early_config.stash[_DEVICE] = device
-    if _outside(options.dp_impl) or options.dp_spec:
-        workers = min(2 if device == "cpu" else 4, os.cpu_count() or 1)
-        own = []
+    jobs = options.dp_jobs
+    if jobs is not None and jobs < 1:
+        raise pytest.UsageError(f"--jobs {jobs}: at least 1 is due")
+    if options.dp_timeout is not None and not options.dp_timeout > 0:
+        raise pytest.UsageError(f"--timeout {options.dp_timeout:g}: more than 0 s are due")
+    outside = _outside(options.dp_impl) or bool(options.dp_spec)
+    own = ["--maxfail=1"] if options.dp_fail_fast else []
+    if outside or jobs is not None:
         if getattr(options, "numprocesses", None) is None:
-            own += ["-n", str(workers)]
+            from draftproof.conformance import sizing
+
+            count = jobs if jobs is not None else sizing.workers(device)
+            # Code from outside never runs in this process.
+            own += ["-n", str(count if outside or count > 1 else 0)]
         if getattr(options, "maxworkerrestart", None) is None:
             # Every crash is one line: xdist must not give up after a few.
             own += ["--max-worker-restart", "1000"]
-        args[:] = [*own, *args]
+    args[:] = [*own, *args]
 
 
 def _is_ours(config: pytest.Config, args: list[str]) -> bool:
@@ -182,6 +216,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is not None:
         if "draftproof" in workerinput:
+            _WORKER["config"] = config
             from draftproof.conformance.engine.session import Runner, Settings
 
             settings = Settings.load(workerinput["draftproof"])
@@ -200,6 +235,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SETTINGS] = settings
     config.stash[_REPORT] = Report()
     config.stash[_RUNNER] = Runner(settings)
+
+
+def _faults(settings: Any, worker: str) -> Path:
+    """Where a worker's stack is written when it crashes."""
+    return Path(settings.scratch) / f"faults-{worker}"
 
 
 def _use_specs(files: tuple[str, ...]) -> None:
@@ -221,7 +261,7 @@ def _spread(config: pytest.Config) -> bool:
 
 def _settings(config: pytest.Config, device: str) -> Any:
     from draftproof.conformance.engine.session import Settings
-    from draftproof.conformance.names import surely_an_op
+    from draftproof.conformance.names import CHECKS, Refused, surely_an_op
 
     asked = tuple(dict.fromkeys(config.option.dp_op or ()))
     specs = tuple(config.option.dp_spec or ())
@@ -245,6 +285,19 @@ def _settings(config: pytest.Config, device: str) -> Any:
     for op in asked:
         if known and op not in known:
             raise pytest.UsageError(f"--op {op}: no such op (known: {', '.join(known)})")
+    checks = tuple(dict.fromkeys(config.option.dp_check or ()))
+    for check in checks:
+        if check not in CHECKS:
+            raise pytest.UsageError(f"--check {check}: no such check (known: {', '.join(CHECKS)})")
+    listed = config.option.dp_known
+    if listed is not None:
+        from draftproof.conformance.engine import known as differences
+
+        try:
+            differences.read(listed)
+        except Refused as error:
+            raise pytest.UsageError(str(error)) from error
+        listed = str(Path(listed).resolve())
     return Settings(
         implementation=str(name),
         ops=asked,
@@ -253,8 +306,11 @@ def _settings(config: pytest.Config, device: str) -> Any:
         seed=config.option.dp_seed,
         failures=config.option.dp_failures,
         provided=provided,
-        scratch=tempfile.mkdtemp(prefix="draftproof-") if provided is not None else None,
+        scratch=tempfile.mkdtemp(prefix="draftproof-"),
         specs=specs,
+        checks=checks,
+        timeout=config.option.dp_timeout,
+        known=listed,
     )
 
 
@@ -374,31 +430,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest checks first, and give every check of code from outside a time limit."""
-    settings = config.stash.get(_SETTINGS, None)
-    if settings is None:
-        return
-    if hasattr(config, "workerinput"):
-        # The longest first: a worker that begins it last keeps the others waiting.
+    """Put the longest checks first: a worker that begins one last keeps the others waiting."""
+    if config.stash.get(_SETTINGS, None) is not None and hasattr(config, "workerinput"):
         items.sort(key=lambda item: "-fuzz-" not in item.name)
-    if settings.provided is None:
-        return
-    for item in items:
-        if (job := _job_of(item.nodeid)) is not None:
-            item.add_marker(pytest.mark.timeout(_limit(config, job), method="signal"))
-
-
-def _limit(config: pytest.Config, job: Any) -> float:
-    """How long a job may take, in seconds."""
-    from draftproof.conformance.engine.registry import load_specs
-    from draftproof.conformance.engine.session import TIMEOUT_SECONDS
-
-    if config.option.dp_timeout:
-        return config.option.dp_timeout
-    # The controlling process of a spread run does not load spec files.
-    spec = load_specs().get(job.op)
-    own = [case.seconds for case in spec.cases if case.name == job.case] if spec else []
-    return max(TIMEOUT_SECONDS[config.option.dp_profile], *own, 0)
 
 
 def _job_of(node: str) -> Any:
@@ -412,9 +446,7 @@ def _job_of(node: str) -> Any:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported out of garbage collection: every graph capture collects in full."""
-    report = session.config.stash.get(_REPORT, None)
-    if report is not None and not report.ops:
-        report.ops = _ops_of(item.nodeid for item in session.items)
+    _learn_jobs(session.config, [item.nodeid for item in session.items])
     if session.config.stash.get(_SETTINGS, None) is not None:
         gc.collect()
         gc.freeze()
@@ -423,33 +455,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Learn from a worker which ops there are, and their order."""
-    report = node.config.stash.get(_REPORT, None)
-    if report is not None and not report.ops:
-        report.ops = _ops_of(ids)
+    _learn_jobs(node.config, ids)
 
 
-def _ops_of(nodes: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(job.op for node in nodes if (job := _job_of(node)) is not None))
+def _learn_jobs(config: pytest.Config, nodes: Sequence[str]) -> None:
+    report = config.stash.get(_REPORT, None)
+    if report is None or report.ops:
+        return
+    jobs = [job for node in nodes if (job := _job_of(node)) is not None]
+    report.ops = list(dict.fromkeys(job.op for job in jobs))
+    gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
+    if gatherer is not None and gatherer.progress is not None:
+        gatherer.progress.total = len(jobs)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End a worker that hangs where Python cannot be interrupted."""
-    settings = item.config.stash.get(_SETTINGS, None)
-    if (
-        settings is None
-        or settings.scratch is None
-        or not hasattr(item.config, "workerinput")
-        or (job := _job_of(item.nodeid)) is None
-    ):
-        return (yield)
-    limit = _limit(item.config, job) + GRACE_SECONDS
-    with (Path(settings.scratch) / "watchdog").open("w") as file:
-        faulthandler.dump_traceback_later(limit, exit=True, file=file)
-        try:
-            return (yield)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(tryfirst=True)
+def pytest_internalerror(excrepr: object) -> None:
+    """End a worker in which pytest itself fails: it costs the check that it runs, not the run."""
+    config = _WORKER.get("config")
+    if config is not None:
+        lines = str(excrepr).strip().splitlines()
+        config.stash[_RUNNER].note(f"pytest failed in it: {lines[-1] if lines else 'no message'}")
+        os._exit(LOST_PROCESS)
 
 
 @pytest.fixture
@@ -459,10 +486,17 @@ def dp_runner(request: pytest.FixtureRequest) -> Any:
     return request.config.stash[_RUNNER]
 
 
-def leave_lost_device(config: pytest.Config, text: str) -> None:
-    """End this worker if a fault has taken its CUDA context with it; a new one is started."""
+def leave_lost_process(config: pytest.Config, text: str) -> None:
+    """End this worker if a fault has taken its CUDA context, or more, with it; a new one starts."""
     settings = config.stash.get(_SETTINGS, None)
-    if settings is None or settings.device != "cuda" or not hasattr(config, "workerinput"):
+    if settings is None or not hasattr(config, "workerinput"):
+        return
+    from draftproof.conformance.engine.containment import spoiled
+
+    if what := spoiled():
+        config.stash[_RUNNER].note(f"it left the process unusable: {what}\n{text}")
+        os._exit(LOST_PROCESS)
+    if settings.device != "cuda" or not text:
         return
     import torch
 
@@ -470,7 +504,7 @@ def leave_lost_device(config: pytest.Config, text: str) -> None:
         torch.cuda.synchronize()
     except Exception:
         config.stash[_RUNNER].note(f"the CUDA context was lost\n{text}")
-        os._exit(70)
+        os._exit(LOST_PROCESS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -481,25 +515,59 @@ def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
     settings = config.stash.get(_SETTINGS, None)
     if job is None or settings is None:
         return
+    from draftproof.conformance.engine import watchdog
     from draftproof.conformance.engine.session import last_note
 
-    note = last_note(settings, report.node.gateway.id)
-    watchdog = Path(settings.scratch or "") / "watchdog"
-    hung = watchdog.is_file() and "Timeout" in watchdog.read_text(errors="replace")
-    if hung:
-        watchdog.write_text("")
-    what = f"exceeded {_limit(config, job):g} s and could not be interrupted" if hung else "crashed"
+    worker = report.node.gateway.id
+    note = last_note(settings, worker)
+    hung = watchdog.was_ended(Path(settings.scratch), worker)
+    what = "exceeded its time limit and could not be interrupted" if hung else "crashed"
     detail = (
         f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
         f"the process that ran it {what}"
     )
+    faults = _faults(settings, worker)
+    if faults.is_file() and (where := _crashed_at(faults.read_text(errors="replace"))):
+        detail += f", last seen at {where}"
     if note:
         detail += f"\n  {note}"
     detail += (
-        f"\n  run again: draftproof verify --op {job.op} --impl {settings.implementation} "
-        f"--profile {settings.profile} --seed {settings.seed}"
+        f"\n  run again: draftproof verify --op {job.op} --check {job.check} "
+        f"--impl {settings.implementation} --profile {settings.profile} --seed {settings.seed}"
     )
+    result = _cut_short(config, job, detail, "timeout" if hung else "crash")
     report.longrepr = detail
+    report.user_properties = [(PROPERTY, dataclasses.asdict(result))]
+    if result.known is not None:
+        report.outcome, report.wasxfail = "skipped", result.known
+
+
+def _crashed_at(stack: str) -> str | None:
+    """The innermost line of a stack of faulthandler's that is neither the suite's nor installed."""
+    for path, line in re.findall(r'File "([^"]+)", line (\d+)', stack):
+        if Path(path).is_file() and not _installed(Path(path)):
+            return f"{path}:{line}"
+    return None
+
+
+def _installed(path: Path) -> bool:
+    library = Path(os.__file__).parent
+    return "site-packages" in path.parts or any(map(path.is_relative_to, (HERE, library)))
+
+
+def _cut_short(config: pytest.Config, job: Any, detail: str, ended: str) -> Any:
+    """The result of a job whose process could not say it; it counts against its op and check."""
+    from draftproof.conformance.engine import known
+    from draftproof.conformance.engine.session import Result, mark_known, strike
+
+    settings = config.stash[_SETTINGS]
+    entries = known.read(settings.known) if settings.known else ()
+    name = settings.implementation
+    result = Result(job.op, job.check, job.case, name, "failed", detail=detail, ended=ended)
+    result = mark_known(result, entries)
+    if result.known is None:
+        strike(settings, job, ended)
+    return result
 
 
 class Gatherer:
@@ -507,13 +575,14 @@ class Gatherer:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.progress = _progress(config)
         self.mutants: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result from its user property, or make one for a check that never got so far."""
-        from draftproof.conformance.engine.session import Result, strike
+        from draftproof.conformance.engine.session import Result
 
         properties: list[tuple[str, Any]] = report.user_properties
         if report.when == "call":
@@ -523,55 +592,103 @@ class Gatherer:
         if job is None:
             return
         settings, gathered = self.config.stash[_SETTINGS], self.config.stash[_REPORT]
+        found = None
         for name, value in properties:
-            if name == PROPERTY and report.when == "call":
-                gathered.results.append(Result(**value))
-                return
-        if report.failed:
-            strike(settings, job)
-            report.longrepr = _unfinished(report, job, settings, _limit(self.config, job))
+            # What xdist reports of a crash happened in no phase of a test.
+            if name == PROPERTY and report.when not in ("setup", "teardown"):
+                found = Result(**value)
+        if found is None and report.failed:
             seconds = round(getattr(report, "duration", 0.0), 4)
-            name = settings.implementation
-            gathered.results.append(
-                Result(job.op, job.check, job.case, name, "failed", seconds, report.longrepr)
-            )
+            name, text = settings.implementation, report.longreprtext
+            found = Result(job.op, job.check, job.case, name, "failed", seconds, text)
+        if found is not None:
+            gathered.results.append(found)
+            if self.progress is not None:
+                self.progress.show(found)
 
-
-def _unfinished(report: pytest.TestReport, job: Any, settings: Any, limit: float) -> str:
-    """The report of a check that was cut short: by its time limit, or with its process."""
-    text = report.longreprtext
-    if "Timeout (>" not in text:
-        return text
-    crash = getattr(report.longrepr, "reprcrash", None)
-    where = f", last seen at {crash.path}:{crash.lineno}" if crash is not None else ""
-    return (
-        f"{job.op} / {job.check} / {job.case}, implementation {settings.implementation}\n"
-        f"did not end within {limit:g} s{where}"
-    )
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Write no letter for a check where the line of progress tells."""
+        if self.progress is None or _job_of(report.nodeid) is None:
+            return None
+        category = "xfailed" if hasattr(report, "wasxfail") else str(report.outcome)
+        return (category if report.when != "setup" else "", "", "")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Gather results where the reports arrive."""
-    if _REPORT in session.config.stash:
-        session.config.pluginmanager.register(Gatherer(session.config), "draftproof-gatherer")
+    config = session.config
+    if (workerinput := getattr(config, "workerinput", None)) and _SETTINGS in config.stash:
+        # Kept for the report of a crash, in place of pages on the terminal.
+        faults = _faults(config.stash[_SETTINGS], workerinput["workerid"])
+        config.stash[_FAULTS] = faults.open("w")
+        faulthandler.enable(config.stash[_FAULTS])
+    if _REPORT not in config.stash:
+        return
+    config.pluginmanager.register(Gatherer(config), "draftproof-gatherer")
+    if _spread(config):
+        from draftproof.conformance.engine.watchdog import Watchdog
+
+        config.stash[_WATCHDOG] = Watchdog(Path(config.stash[_SETTINGS].scratch))
+
+
+def _progress(config: pytest.Config) -> Any:
+    """The line that tells how far the run is, for a terminal."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not reporter.isatty or reporter.verbosity > 0:
+        return None
+    from draftproof.conformance.report import Progress
+
+    return Progress(reporter._tw._file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Learn from a worker what its specs hold, to judge the file of known differences."""
+    there = getattr(node, "workeroutput", {}).get("draftproof-there")
+    if there is not None:
+        node.config.stash[_THERE] = {tuple(target) for target in there}
+
+
+def _there(settings: Any) -> set[tuple[str, str, str]]:
+    """Everything that the ops and checks of a run could be of, in the largest profile."""
+    from draftproof.conformance.engine.session import jobs
+
+    everything = dataclasses.replace(settings, profile="soak", device="cuda")
+    found = {(job.op, job.check, job.case) for job in jobs(everything)}
+    # On a CPU, where graph is one result.
+    return found | {(op, "graph", "every_case") for op, check, _ in found if check == "graph"}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the JSON; a run in which nothing was compared fails."""
     config = session.config
+    settings = config.stash.get(_SETTINGS, None)
+    output = getattr(config, "workeroutput", None)
+    if settings is None:
+        return
+    if settings.known and output is not None:
+        output["draftproof-there"] = sorted(_there(settings))
+    if (watchdog := config.stash.get(_WATCHDOG, None)) is not None:
+        watchdog.stop()
     report = config.stash.get(_REPORT, None)
     if report is None:
         return
-    settings = config.stash[_SETTINGS]
     gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
     if gatherer is not None and gatherer.timings:
         _finish_bench(session, gatherer.timings, settings)
         return
+    if gatherer is not None and gatherer.progress is not None:
+        gatherer.progress.clear()
     if not _ran_ops(session):
         return
-    if not report.compared and session.exitstatus in (
+    if settings.known:
+        from draftproof.conformance.engine import known
+
+        there = _there(settings) if not _spread(config) else config.stash.get(_THERE, set())
+        report.stale = known.stale(known.read(settings.known), report.results, there)
+    if (report.stale or not report.compared) and session.exitstatus in (
         pytest.ExitCode.OK,
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):

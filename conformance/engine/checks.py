@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftproof.conformance.engine import casefile
+from draftproof.conformance.engine import casefile, memory
 from draftproof.conformance.engine.calls import (
     FILLS,
     POISONS,
@@ -60,8 +60,6 @@ PADS = ((3, 2), (16, 0))
 """Elements added to each row where the op allows strides, and how many more from tensor to tensor:
 odd ones, which break 16-byte alignment of the next row and let no tensor pass with the strides of
 its neighbour, and one that keeps it."""
-
-NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 @dataclass(frozen=True)
@@ -502,13 +500,10 @@ def run_target(subject: Subject, target: Target) -> Outcome:
         outcome = Outcome("skipped", str(skipped))
     except SuiteFault as fault:
         outcome = Outcome("error", f"{_title(subject, target)}\n{fault}")
-    except torch.cuda.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        outcome = Outcome("skipped", f"not enough device memory: {str(error).splitlines()[0]}")
     except Exception as error:
-        if NO_HOST_MEMORY in str(error):
-            # Rows that lie far apart span more memory than they touch: some machines refuse that.
-            outcome = Outcome("skipped", f"not enough memory: {str(error).splitlines()[0]}")
+        # Rows that lie far apart span more memory than they touch: some machines refuse that.
+        if reason := memory.lack(error):
+            outcome = Outcome("skipped", reason)
         else:
             outcome = Outcome("error", f"{_title(subject, target)}\n{traceback.format_exc()}")
     else:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftproof.conformance.engine import memory
 from draftproof.conformance.engine.calls import (
     POISONS,
     Placement,
@@ -21,6 +22,7 @@ from draftproof.conformance.engine.calls import (
     leaves,
     walk,
 )
+from draftproof.conformance.engine.containment import Ended
 from draftproof.conformance.engine.judges import same_bits
 from draftproof.conformance.engine.spec import OpSpec
 from draftproof.conformance.interpreted import casts, interpreter, memcheck
@@ -203,8 +205,10 @@ def raised(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if Path(frame.filename).parent != HERE]
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
-    text = str(error).strip() or "no message"
-    return f"a legal call raised {type(error).__name__}: {text[:2000]}{where}"
+    # Of a lack of memory the allocator tells pages.
+    text = memory.lack(error) or str(error).strip() or "no message"
+    kind = error.kind if isinstance(error, Ended) else type(error).__name__
+    return f"a legal call raised {kind}: {text[:2000]}{where}"
 
 
 def execute(

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from draftproof.conformance.engine import known, watchdog
+from draftproof.conformance.engine.known import Entry
 
 VERIFY_SCHEMA = "draftproof.verify/1"
 
 STATUSES = ("passed", "failed", "error", "skipped", "not_provided")
 
-MAX_STRIKES = 3
-"""Checks of one op that may crash or hang before the rest of that op is not run."""
+MAX_STRIKES = {"crash": 8, "timeout": 3}
+"""Cases of one check of one op that may crash, and that may run out of time, before the rest of
+that check of that op is not run: a crash costs a new worker, a hang its whole time limit."""
+
+ENDS = ("", *MAX_STRIKES)
+"""How a failed check may have ended beside being wrong."""
 
 TIMEOUT_SECONDS = {"quick": 60, "full": 300, "soak": 1800}
 """Time limit of one check of an implementation from outside."""
@@ -32,10 +42,16 @@ class Result:
     seconds: float = 0.0
     detail: str = ""
     case_file: str | None = None
+    ended: str = ""
+    """ "crash" or "timeout", of a failed check that did not come to an end."""
+    known: str | None = None
+    """Of a failure that the file of known differences lists: its reason."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status: one of {STATUSES} is due, got {self.status!r}")
+        if self.ended not in ENDS:
+            raise ValueError(f"ended: one of {ENDS} is due, got {self.ended!r}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,12 @@ class Settings:
         Folder in which workers leave notes about what they are running.
     specs : tuple of str
         Spec files whose ops are known beside ours.
+    checks : tuple of str
+        The checks to run; empty: all.
+    timeout : float, optional
+        Limit of one check in seconds; None: as the profile has it, for code from outside.
+    known : str, optional
+        File of known differences.
     """
 
     implementation: str
@@ -72,6 +94,21 @@ class Settings:
     provided: tuple[str, ...] | None = None
     scratch: str | None = None
     specs: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    timeout: float | None = None
+    known: str | None = None
+
+    def limit(self, own: float = 0.0) -> float:
+        """How long a check may take, in seconds; 0: no limit.
+
+        Parameters
+        ----------
+        own : float
+            What its case asks for.
+        """
+        if self.timeout is not None:
+            return self.timeout
+        return max(TIMEOUT_SECONDS[self.profile], own) if self.provided is not None else 0.0
 
     def chosen(self) -> tuple[str, ...]:
         """The ops to run, by name."""
@@ -87,7 +124,7 @@ class Settings:
     def load(cls, text: str) -> Settings:
         """From `dump`."""
         values = json.loads(text)
-        for name in ("ops", "provided", "specs"):
+        for name in ("ops", "provided", "specs", "checks"):
             values[name] = None if values[name] is None else tuple(values[name])
         return cls(**values)
 
@@ -114,7 +151,9 @@ class Job:
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """Every job of a run, in the order in which they run."""
+    """Every job of a run: what is legal of all ops, then `invalid`, which is the likeliest to crash
+    code that does not validate.
+    """
     from draftproof.conformance.engine.checks import targets
     from draftproof.conformance.engine.registry import load_specs
 
@@ -126,8 +165,9 @@ def jobs(settings: Settings) -> list[Job]:
             continue
         cuda = settings.device == "cuda"
         for target in targets(specs[op], settings.profile, cuda=cuda):
-            found.append(Job(op, target.check, target.name))
-    return found
+            if not settings.checks or target.check in settings.checks:
+                found.append(Job(op, target.check, target.name))
+    return sorted(found, key=lambda job: job.check == "invalid")
 
 
 class Runner:
@@ -137,68 +177,126 @@ class Runner:
         self.settings = settings
         self._worker = worker
         self._implementation: Any = None
+        self._known = known.read(settings.known) if settings.known else ()
 
     def run(self, job: Job) -> Result:
         """Run one job; what it raises is a fault of the suite or of the machine."""
-        import torch
+        result = self._run(job)
+        if result.status != "failed":
+            return result
+        result = mark_known(result, self._known)
+        if result.ended and result.known is None:
+            strike(self.settings, job, result.ended)
+        return result
 
-        from draftproof.conformance.engine.checks import run_target, targets
-        from draftproof.conformance.engine.implementations import BadImplementation, resolve
-        from draftproof.conformance.engine.registry import load_specs
-        from draftproof.conformance.engine.running import Subject
+    def _run(self, job: Job) -> Result:
+        from draftproof.conformance.engine.containment import OutOfTime
+        from draftproof.conformance.engine.implementations import BadImplementation
 
-        name = self.settings.implementation
+        said = functools.partial(Result, job.op, job.check, job.case, self.settings.implementation)
+        lacking = f"{self.settings.implementation} has no {job.op}"
         if job.check == "all":
-            return Result(
-                job.op, "all", job.case, name, "not_provided", detail=f"{name} has no {job.op}"
-            )
-        strikes = self.strikes(job.op)
-        if strikes >= MAX_STRIKES:
-            reason = f"not run: {strikes} checks of {job.op} crashed or hung before"
-            return Result(job.op, job.check, job.case, name, "skipped", detail=reason)
+            return said("not_provided", detail=lacking)
+        for ended, most in MAX_STRIKES.items():
+            if (strikes := self.strikes(job, ended)) >= most:
+                verb = {"crash": "crashed", "timeout": "ran out of time"}[ended]
+                reason = f"not run: {strikes} cases of {job.op}/{job.check} {verb} before"
+                return said("skipped", detail=reason)
         try:
-            if self._implementation is None:
-                if self.settings.device == "cpu":
-                    # Also for code that imports it inside a call: casts are put right before.
-                    import triton  # noqa: F401
-                self._implementation = resolve(name)
-            function = self._implementation.get(job.op)
+            subject = self._subject(job.op)
         except BadImplementation as error:
-            return Result(job.op, job.check, job.case, name, "error", detail=str(error))
-        if function is None:
-            return Result(
-                job.op, job.check, job.case, name, "not_provided", detail=f"{name} has no {job.op}"
+            return said("error", detail=str(error))
+        if subject is None:
+            return said("not_provided", detail=lacking)
+        limit = self._limit(job)
+        started = time.perf_counter()
+        try:
+            outcome = self._in_turn(subject, job, limit)
+        except OutOfTime as late:
+            detail = (
+                f"{job.op} / {job.check} / {job.case}, implementation "
+                f"{self.settings.implementation}\n"
+                f"did not end within {limit:g} s, last seen at {late}"
             )
-        spec = load_specs()[job.op]
-        cuda = self.settings.device == "cuda"
-        target = next(
-            target
-            for target in targets(spec, self.settings.profile, cuda=cuda)
-            if (target.check, target.name) == (job.check, job.case)
-        )
-        subject = Subject(
-            spec=spec,
-            function=function,
-            implementation=name,
-            device=torch.device(self.settings.device),
-            profile=self.settings.profile,
-            seed=self.settings.seed,
-            failures=Path(self.settings.failures),
-            graph_reason=self._implementation.graph_reason(job.op),
-            named_errors=not self._implementation.outside,
-            note=self.note,
-        )
-        outcome = run_target(subject, target)
-        return Result(
-            job.op,
-            job.check,
-            job.case,
-            name,
+            if last := last_note(self.settings, self._worker):
+                detail += f"\n  {last}"
+            seconds = round(time.perf_counter() - started, 4)
+            return said("failed", seconds, detail, ended="timeout")
+        return said(
             outcome.status,
             round(outcome.seconds, 4),
             outcome.detail,
             None if outcome.case_file is None else str(outcome.case_file),
         )
+
+    def _subject(self, op: str) -> Any:
+        """The implementation's function for an op, ready to be checked; None if it has none."""
+        import torch
+
+        from draftproof.conformance.engine.containment import contained
+        from draftproof.conformance.engine.implementations import resolve
+        from draftproof.conformance.engine.registry import load_specs
+        from draftproof.conformance.engine.running import Subject
+
+        if self._implementation is None:
+            if self.settings.device == "cpu":
+                # Also for code that imports it inside a call: casts are put right before.
+                import triton  # noqa: F401
+            self._implementation = resolve(self.settings.implementation)
+        function = self._implementation.get(op)
+        if function is None:
+            return None
+        return Subject(
+            spec=load_specs()[op],
+            function=function if self.settings.provided is None else contained(function),
+            implementation=self.settings.implementation,
+            device=torch.device(self.settings.device),
+            profile=self.settings.profile,
+            seed=self.settings.seed,
+            failures=Path(self.settings.failures),
+            graph_reason=self._implementation.graph_reason(op),
+            named_errors=not self._implementation.outside,
+            note=self.note,
+        )
+
+    def _limit(self, job: Job) -> float:
+        from draftproof.conformance.engine.registry import load_specs
+
+        cases = load_specs()[job.op].cases
+        own = [case.seconds for case in cases if case.name == job.case]
+        return self.settings.limit(max(own, default=0.0))
+
+    def _in_turn(self, subject: Any, job: Job, limit: float) -> Any:
+        """Run a job beside those of other workers; alone where it lacks device memory so."""
+        from draftproof.conformance.engine import memory
+
+        shared = self.settings.device == "cuda" and self._worker != "main"
+        folder = Path(self.settings.scratch) if shared and self.settings.scratch else None
+        with memory.turn(folder, alone=False):
+            outcome = self._limited(subject, job, limit)
+            memory.give_back()
+        if folder is not None and memory.DEVICE in outcome.detail:
+            with memory.turn(folder, alone=True):
+                outcome = self._limited(subject, job, limit)
+                memory.give_back()
+        return outcome
+
+    def _limited(self, subject: Any, job: Job, limit: float) -> Any:
+        from draftproof.conformance.engine.checks import run_target, targets
+        from draftproof.conformance.engine.containment import TimeLimit
+
+        cuda = self.settings.device == "cuda"
+        target = next(
+            target
+            for target in targets(subject.spec, self.settings.profile, cuda=cuda)
+            if (target.check, target.name) == (job.check, job.case)
+        )
+        with contextlib.ExitStack() as stack:
+            if limit and self.settings.scratch and self._worker != "main":
+                folder = Path(self.settings.scratch)
+                stack.enter_context(watchdog.watched(folder, self._worker, limit))
+            stack.enter_context(TimeLimit(limit))
+            return run_target(subject, target)
 
     def _scratch(self, name: str) -> Path | None:
         folder = self.settings.scratch
@@ -209,17 +307,27 @@ class Runner:
         if path := self._scratch(f"note-{self._worker}"):
             path.write_text(text)
 
-    def strikes(self, op: str) -> int:
-        """How many checks of an op crashed or hung so far, in any worker."""
-        path = self._scratch(f"strikes-{op}")
+    def strikes(self, job: Job, ended: str) -> int:
+        """How many cases of a job's op and check ended so, in any worker."""
+        path = self._scratch(_strikes(job, ended))
         return len(path.read_text().split()) if path and path.is_file() else 0
 
 
-def strike(settings: Settings, job: Job) -> None:
-    """Remember that a job crashed or hung."""
+def _strikes(job: Job, ended: str) -> str:
+    return f"strikes-{job.op}-{job.check}-{ended}"
+
+
+def strike(settings: Settings, job: Job, ended: str) -> None:
+    """Remember that a job crashed or ran out of time."""
     if settings.scratch:
-        with (Path(settings.scratch) / f"strikes-{job.op}").open("a") as file:
+        with (Path(settings.scratch) / _strikes(job, ended)).open("a") as file:
             file.write(f"{job.id}\n")
+
+
+def mark_known(result: Result, entries: Sequence[Entry]) -> Result:
+    """The same result, with the reason of the entry that lists it, if one does."""
+    entry = next((entry for entry in entries if entry.covers(result)), None)
+    return replace(result, known=entry.reason) if entry else result
 
 
 def last_note(settings: Settings, worker: str) -> str:
@@ -236,11 +344,15 @@ class Report:
     ops: list[str] = field(default_factory=list)
     """The ops of the run, in order."""
 
+    stale: list[str] = field(default_factory=list)
+    """What is wrong with the file of known differences: one line for each entry that passes or
+    matches nothing."""
+
     def totals(self) -> dict[str, int]:
-        """Count by status."""
-        counts = dict.fromkeys(STATUSES, 0)
+        """Count by status; known differences apart from the other failures."""
+        counts = dict.fromkeys((*STATUSES, "known"), 0)
         for result in self.results:
-            counts[result.status] += 1
+            counts["known" if result.known is not None else result.status] += 1
         return counts
 
     @property
@@ -274,9 +386,11 @@ class Report:
                 "profile": settings.profile,
                 "seed": settings.seed,
                 **({"specs": _digests(settings.specs)} if settings.specs else {}),
+                **({"known": _digests((settings.known,))} if settings.known else {}),
             },
             "results": [asdict(result) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},
+            **({"stale": self.stale} if settings.known else {}),
         }
 
 

@@ -167,13 +167,16 @@ def replays(params: Params) -> list[Params]:
 
 
 def rescale(args: Args) -> Args:
-    """The same tensors: a smaller vocabulary, the next draft column, the other policy."""
+    """The same tensors: a smaller vocabulary, the next draft column.
+
+    The policy "first" becomes "sink", and never the other way: it has cases of its own.
+    """
     other = {**args, "vocab_size": max(1, args["vocab_size"] // 2)}
     if args.get("draft_tokens") is not None:
         columns = args["draft_tokens"].shape[1]
         other["draft_token_column"] = (args["draft_token_column"] + 1) % columns
     if "nan_policy" in args:
-        other["nan_policy"] = "first" if args["nan_policy"] == "sink" else "sink"
+        other["nan_policy"] = "sink"
     return other
 
 

@@ -238,13 +238,28 @@ def build_draft(params: Params, seed: int) -> Args:
     return {**maker.inputs(), "steps": steps, **maker.sizes()}
 
 
+def _adds(params: Mapping[str, Any]) -> int:
+    """What the op adds to a sequence length to make the KV length."""
+    return params.get("next_n", 0)
+
+
 def replays(params: Params) -> list[Params]:
-    """Calls of the same geometry: lengths grow, return, shrink, end in padding, and fall to 0."""
+    """Calls of the same geometry: lengths grow, return, shrink, end in padding, and fall to 0.
+
+    What the case's own numbers keep to, these keep to: `max_len`, `max_extend_len`, as many rows as
+    there are, extends that are all alike. Beyond any of them are cases of their own.
+    """
     lengths, pool_rows = params["seq_lens"], params["pool_rows"]
     bs, real = len(lengths), (len(lengths) + 1) // 2
     # The map changes, the lengths do not: tables may not be kept for lengths that were seen before.
     moved: dict[str, Any] = {"pool_rows": pool_rows[::-1]}
-    grown = [min(length + COLUMN_BLOCK + 2, INT32_MAX // 4) for length in lengths]
+    bound = INT32_MAX // 4
+    if max(lengths, default=0) + _adds(params) <= params["max_len"]:
+        bound = params["max_len"] - _adds(params)
+    # Where the longest can grow no more, all lengths are others still.
+    grown = [min(length + COLUMN_BLOCK + 2, bound) for length in lengths]
+    if grown == lengths:
+        grown = [max(length - 1, 0) for length in lengths]
     # A batch smaller than the captured one: its tail is of length 1 or 0, all in pool row 0.
     padded = {
         "seq_lens": lengths[:real] + [index % 2 for index in range(bs - real)],
@@ -259,9 +274,7 @@ def replays(params: Params) -> list[Params]:
     if "extends" in params:
         extends = params["extends"]
         for change, other in zip(
-            changes,
-            ([min(extend + 1, INT32_MAX) for extend in extends], extends[::-1], extends, [0] * bs),
-            strict=True,
+            changes, (_longer(params), extends[::-1], extends, [0] * bs), strict=True
         ):
             change["extends"] = other
     changes.insert(1, moved)
@@ -270,21 +283,39 @@ def replays(params: Params) -> list[Params]:
     return [{**params, "pool_size": size, **change} for change in changes]
 
 
+def _longer(params: Params) -> list[int]:
+    """Extends of one token more each, where they stay what they are: within their bounds, or not.
+
+    Else those of the next request, or, where all are alike, one token less.
+    """
+    extends, rows = params["extends"], params["total_len"]
+    bound = INT32_MAX
+    if max(extends, default=0) <= params["max_extend_len"]:
+        bound = params["max_extend_len"]
+    more = [min(extend + 1, bound) for extend in extends]
+    same_kind = sum(more) <= rows or sum(extends) > rows
+    if same_kind and more != extends and len(set(more)) == len(set(extends)):
+        return more
+    turned = extends[1:] + extends[:1]
+    return turned if turned != extends else [max(extend - 1, 0) for extend in extends]
+
+
 def rescale(args: Args) -> Args:
-    """The same tensors, with every Python number another one."""
-    other = {
-        **args,
-        "max_len": max(1, args["max_len"] - 1),
-        "dsa_index_topk": max(1, args["dsa_index_topk"] // 2),
-    }
+    """The same tensors, with every Python number another one that leaves the call what it is."""
+    other = {**args, "dsa_index_topk": max(1, args["dsa_index_topk"] // 2)}
+    longest = int(args["seq_lens"].max()) if args["seq_lens"].numel() else 0
+    if not args["max_len"] - 1 < longest + _adds(args) <= args["max_len"]:
+        other["max_len"] = max(1, args["max_len"] - 1)
     if args["physical_page_size"] > 1:
         other["physical_page_size"] = 2 * args["physical_page_size"]
     if "next_n" in args:
         other["next_n"] = max(1, args["next_n"] - 1)
     if "total_len" in args:
-        other["total_len"] = max(0, args["total_len"] - 1)
-    if "static_extend_len" in args:
-        other["static_extend_len"] = not args["static_extend_len"]
+        extends = args["extend_seq_lens"].long()
+        if not args["total_len"] - 1 < int(extends.sum()) <= args["total_len"]:
+            other["total_len"] = max(0, args["total_len"] - 1)
+        if "static_extend_len" in args and len(extends.unique()) <= 1:
+            other["static_extend_len"] = not args["static_extend_len"]
     return other
 
 

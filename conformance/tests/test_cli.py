@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from draftproof.conformance.engine import casefile
 from draftproof.conformance.engine.implementations import probe
 from draftproof.conformance.engine.registry import load_specs
 from draftproof.conformance.engine.running import case_seed
+from draftproof.conformance.tests import harm_kernel, harm_spec
 
 OP = "c128_cleanup"
 SHIM = """
-import ctypes, os, signal
 from draftproof.oracles.c128_cleanup import c128_cleanup as right
 
 def c128_cleanup(states, req_pool_indices, seq_lens, accept_lens, *, ring_size, num_draft_tokens):
@@ -95,6 +96,13 @@ BAD_USE: list[tuple[list[str], list[str]]] = [
     (["verify", "--profile", "huge"], ["huge", "quick"]),
     (["verify", "--json", "no/such/folder.json"], ["--json no/such/folder.json"]),
     (["verify", "--nonsense"], ["--nonsense"]),
+    (["verify", "--check", "nonsense"], ["--check nonsense", "no such check", "eager"]),
+    (["verify", "--jobs", "0"], ["--jobs 0", "at least 1"]),
+    (["verify", "--timeout", "0"], ["--timeout 0", "more than 0 s"]),
+    (["verify", "--known", "missing.toml"], ["--known missing.toml", "no such file"]),
+    (["verify", "--known", "empty.py", "--known", "broken.py"], ["broken.py", "not TOML"]),
+    (["known", "missing.json"], ["missing.json", "no such file"]),
+    (["known", "empty.py"], ["empty.py", "not a report"]),
     (["replay", "nothing.json"], ["nothing.json", "no such file"]),
     (["replay", "empty.py"], ["empty.py", "not JSON"]),
     (["mutants", "--op", "nonsense"], ["--op nonsense"]),
@@ -192,70 +200,106 @@ def test_verify_counts_what_an_implementation_lacks_and_fails_if_nothing_was_com
     assert [(line["op"], line["status"]) for line in results(report)] == [(OP, "not_provided")]
 
 
-def test_a_hang_a_crash_and_a_lost_process_are_one_failed_line_each_and_the_run_goes_on(
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and results, by check and case, of a file that does its process every harm."""
+    folder = tmp_path_factory.mktemp("harm")
+    for module in (harm_spec, harm_kernel):
+        shutil.copy(module.__file__, folder)
+    done = draftproof(
+        *("verify", "--spec", "harm_spec.py", "--impl", "harm_kernel.py"),
+        *(
+            "--check=eager",
+            "--check=guards",
+            "--check=poison",
+            "--jobs=1",
+            "--timeout=2",
+            "--json=report.json",
+        ),
+        folder=folder,
+    )
+    found = results(folder / "report.json")
+    assert len({(line["check"], line["case"]) for line in found}) == len(found)
+    return done.returncode, {f"{line['check']}/{line['case']}": line for line in found}
+
+
+@pytest.mark.parametrize("case", harm_spec.TIMEOUTS)
+def test_a_hang_is_one_failed_line(case: str, harmed: tuple[int, dict[str, Any]]) -> None:
+    line = harmed[1][f"{'eager' if case == 'hangs' else 'guards'}/{case}"]
+    assert (line["status"], line["ended"]) == ("failed", "timeout")
+    said = "could not be interrupted" if case == "blocks" else "did not end within 2 s"
+    assert said in line["detail"]
+    assert "last seen at" in line["detail"]
+    assert "harm_kernel.py:" in line["detail"]
+
+
+@pytest.mark.parametrize("case", harm_spec.CRASHES)
+def test_a_lost_process_is_one_failed_line(case: str, harmed: tuple[int, dict[str, Any]]) -> None:
+    line = harmed[1][f"eager/{case}"]
+    assert (line["status"], line["ended"]) == ("failed", "crash")
+    assert "the process that ran it crashed" in line["detail"]
+
+
+@pytest.mark.parametrize("case", harm_spec.RAISES)
+def test_an_implementation_cannot_skip_or_end_its_own_check(
+    case: str, harmed: tuple[int, dict[str, Any]]
+) -> None:
+    line = harmed[1][f"eager/{case}"]
+    assert (line["status"], line["ended"]) == ("failed", "")
+    assert "a legal call raised" in line["detail"]
+
+
+@pytest.mark.parametrize("case", ["fine", "fine_after_all", *harm_spec.HARMLESS])
+def test_what_a_call_does_to_its_process_costs_no_other_line(
+    case: str, harmed: tuple[int, dict[str, Any]]
+) -> None:
+    line = harmed[1][f"eager/{case}"]
+    # Torch's inference mode cannot be left from outside: it costs the process, and its own line.
+    assert line["status"] == ("failed" if case == "modes" else "passed"), line["detail"]
+
+
+def test_an_op_that_keeps_hanging_in_a_check_is_not_run_to_the_end_of_this_check_alone(
+    harmed: tuple[int, dict[str, Any]],
+) -> None:
+    code, found = harmed
+    assert code == 1
+    slept = [found[f"poison/sleeps_{number}"] for number in range(4)]
+    assert sorted(line["status"] for line in slept) == ["failed"] * 3 + ["skipped"]
+    why = [line["detail"] for line in slept if line["status"] == "skipped"]
+    assert why == ["not run: 3 cases of doubled/poison ran out of time before"]
+
+
+def test_known_differences_are_written_from_a_report_and_do_not_fail_a_run_that_has_them(
     tmp_path: Path,
 ) -> None:
-    path = implementation(
-        tmp_path,
-        "n = len(states)\n"
-        "    if n == 65: os.abort()\n"
-        "    while n == 64: pass\n"
-        "    if ring_size == 100:\n"
-        "        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
-        "        ctypes.PyDLL(None).pause()",
+    kernel = Path(harm_kernel.__file__).read_text()
+    (tmp_path / "wrong.py").write_text(
+        kernel.replace("out.copy_(x + x)", "out.copy_(x if harm[:4] == 'fine' else x + x)")
     )
-    report = tmp_path / "report.json"
-    done = plugin(
-        *("--dp-impl", str(path), "--dp-timeout=4", f"--dp-json={report}"),
-        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_one)"),
-        folder=tmp_path,
+    shutil.copy(harm_spec.__file__, tmp_path)
+    run = (
+        *("verify", "--spec", "harm_spec.py", "--impl", "wrong.py", "--jobs=1", "--timeout=20"),
+        *("--check=fuzz", "--check=invalid", "--json=report.json"),
     )
-    found = {line["case"]: line for line in results(report)}
-    assert done.returncode == 1, done.stdout
-    assert found["layers_64"]["status"] == "failed"
-    assert "did not end within 4 s" in found["layers_64"]["detail"]
-    assert "mine.py:8" in found["layers_64"]["detail"]
-    assert found["layers_65"]["status"] == "failed"
-    assert "the process that ran it crashed" in found["layers_65"]["detail"]
-    assert found["ring_of_100"]["status"] == "failed"
-    assert "could not be interrupted" in found["ring_of_100"]["detail"]
-    assert found["ring_of_one"]["status"] == "passed"
-
-
-def test_a_wild_write_is_one_failed_line(tmp_path: Path) -> None:
-    path = implementation(tmp_path, "ctypes.memset(8, 1, 1) if len(states) == 64 else None")
-    report = tmp_path / "report.json"
-    done = plugin(
-        *("--dp-impl", str(path), f"--dp-json={report}"),
-        *("-k", "eager and (layers_64 or layers_65)"),
-        folder=tmp_path,
-    )
-    found = {line["case"]: line["status"] for line in results(report)}
-    assert done.returncode == 1
-    assert found == {"layers_64": "failed", "layers_65": "passed"}
-
-
-def test_an_implementation_cannot_skip_or_end_its_own_check(tmp_path: Path) -> None:
-    path = implementation(
-        tmp_path,
-        "import pytest\n"
-        "    if len(states) == 64: pytest.skip('hard')\n"
-        "    if len(states) == 65: pytest.xfail('hard')\n"
-        "    if ring_size == 100: raise SystemExit\n"
-        "    if ring_size == 1: raise KeyboardInterrupt",
-    )
-    report = tmp_path / "report.json"
-    done = plugin(
-        *("--dp-impl", str(path), f"--dp-json={report}"),
-        *("-k", "eager and (layers_64 or layers_65 or ring_of_100 or ring_of_one or half_3)"),
-        folder=tmp_path,
-    )
-    found = {line["case"]: line["status"] for line in results(report)}
-    assert done.returncode == 1, done.stdout
-    assert found == {
-        **dict.fromkeys(("layers_64", "layers_65", "ring_of_100", "ring_of_one"), "failed"),
-        "half_3": "passed",
-    }
+    failed = draftproof(*run, folder=tmp_path)
+    assert failed.returncode == 1, failed.stdout
+    written = draftproof("known", "report.json", "--write", "known.toml", folder=tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert "known.toml: 1 entries" in written.stdout
+    assert draftproof("known", "report.json", "--write", "known.toml", folder=tmp_path).returncode
+    listed = draftproof(*run, "--known=known.toml", "--fail-fast", folder=tmp_path)
+    assert listed.returncode == 0, listed.stdout
+    assert "known 1, out[i] is 2 * x[i]: doubled/fuzz" in listed.stdout
+    found = {line["check"]: line for line in results(tmp_path / "report.json")}
+    assert (found["fuzz"]["status"], found["fuzz"]["known"]) == ("failed", "out[i] is 2 * x[i]")
+    # The file must hold: what passes, or is not there at all, fails the run.
+    text = (tmp_path / "known.toml").read_text()
+    more = text.replace('"fuzz"', '"invalid"').replace('"hypothesis"', '["too_short", "gone"]')
+    (tmp_path / "known.toml").write_text(text + more)
+    strict = draftproof(*run, "--known=known.toml", folder=tmp_path)
+    assert strict.returncode == 1, strict.stdout
+    assert "doubled/invalid/too_short passes, and is listed" in strict.stdout
+    assert "gone matches nothing" in strict.stdout
 
 
 def test_a_neighbour_imported_inside_a_call_is_found(tmp_path: Path) -> None:
@@ -275,17 +319,6 @@ def test_noise_and_threads_at_import_do_no_harm(tmp_path: Path) -> None:
     )
     found = probe(str(path))
     assert (list(found.ops), found.problem) == ([OP], None)
-
-
-def test_an_op_that_keeps_crashing_is_not_run_to_the_end(tmp_path: Path) -> None:
-    path = implementation(tmp_path, "os.abort()")
-    report = tmp_path / "report.json"
-    plugin(
-        "--dp-impl", str(path), f"--dp-json={report}", "-k", "invalid and not slot", folder=tmp_path
-    )
-    statuses = [line["status"] for line in results(report)]
-    assert 3 <= statuses.count("failed") <= 6
-    assert any("crashed or hung before" in line["detail"] for line in results(report))
 
 
 def test_the_plugin_leaves_the_folder_s_own_conftest_and_options_alone(tmp_path: Path) -> None:

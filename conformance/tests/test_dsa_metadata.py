@@ -531,3 +531,40 @@ def test_pages_alone_take_several_tiles(op: str, monkeypatch: pytest.MonkeyPatch
     }
     call = build(op, params)
     assert after(getattr(kernels, op), call) == after(oracle(op), call)
+
+
+def promises(args: Mapping[str, Any]) -> dict[str, bool]:
+    """What the numbers of a call keep to."""
+    added = args.get("next_n", 0)
+    kept = {"max_len": all(n + added <= args["max_len"] for n in args["seq_lens"].tolist())}
+    if "extend_seq_lens" in args:
+        extends = args["extend_seq_lens"].tolist()
+        kept["max_extend_len"] = all(extend <= args["max_extend_len"] for extend in extends)
+        kept["total_len"] = sum(extends) <= args["total_len"]
+        kept["alike"] = not args.get("static_extend_len") or len(set(extends)) <= 1
+    return kept
+
+
+@every_op
+def test_changed_inputs_keep_what_their_case_keeps_to(op: str) -> None:
+    spec, changed = SPECS[op], set()
+    for case in spec.cases:
+        if case.profile != "quick" or case.params["huge"] or case.params["max_len"] > 5000:
+            continue
+        call = spec.build(case.params, 0)
+        kept = {name for name, whether in promises(call).items() if whether}
+        assert spec.replays is not None
+        assert spec.rescale is not None
+        others = [spec.build(params, 0) for params in spec.replays(case.params)]
+        for other in [*others, spec.rescale(call)]:
+            assert kept <= {name for name, whether in promises(other).items() if whether}, case.name
+        changed |= {
+            name
+            for name in ("seq_lens", "extend_seq_lens")
+            if name in call and not torch.equal(call[name], others[0][name])
+        }
+    # They change all the same.
+    assert changed == {"seq_lens", *({"extend_seq_lens"} if op == EXTEND else ())}
+
+
+EXTEND = "dsa_draft_extend_metadata"
