@@ -344,6 +344,19 @@ def bench(
     raise typer.Exit(_pytest(arguments))
 
 
+@app.command()
+def history(
+    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="A folder of JSON records.")],
+    html: HtmlOption = None,
+) -> None:
+    """Conformance and ratios over kept records, by device, and where one fell."""
+    _writable(html, "--html")
+    from draftproof.ci.history import show
+
+    # A pipe has no width of its own.
+    raise typer.Exit(show(records, html, None if sys.stdout.isatty() else 150))
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

@@ -111,6 +111,8 @@ def test_the_wheel_holds_every_source_file_and_all_data(wheel: Path) -> None:
     kinds = {room: ("*.py",) for room in ROOMS}
     kinds["conformance"] += ("*.ini",)
     kinds["conformance/golden"] = ("*.json", "*.safetensors")
+    kinds["conformance/pages"] = ("*.j2",)
+    kinds["ci"] += ("*.j2",)
     kinds["accuracy"] += ("*.json", "*.j2", "*.yaml")
     wanted = {
         f"draftproof/{path.relative_to(ROOT).as_posix()}"

@@ -86,17 +86,14 @@ def _draw(
     left, right = picture["columns"]
     part = f"rows {top} to {bottom - 1}, columns {left} to {right - 1}"
     if number == 0:
-        title = (
-            f"{place['path']}: {place['wrong']} of {place['of']} elements are wrong, in a tensor of "
-            f"{shape}"
-        )
+        count = f"{place['wrong']} of {place['of']} elements are wrong"
+        title = f"{place['path']}: {count}, in a tensor of {shape}"
     else:
         title = f"{place['path'] + ', ' if named else ''}the part that holds them: {part}"
     high, broad = picture["cell"]
     note = "a square is one element" if high == broad == 1 else f"a square is {high} x {broad}"
     if number == 0 and len(place["shape"]) > 2:
         note += "; a line is a row of the last dimension, all others in order"
-    elif number == 0 and place["shape"] != place["fold"] and len(place["shape"]) == 1:
-        if place["fold"][0] > 1:
-            note += f"; folded into lines of {place['fold'][1]}"
+    elif number == 0 and len(place["shape"]) == 1 and place["fold"][0] > 1:
+        note += f"; folded into lines of {place['fold'][1]}"
     return Picture(title, note, wide * side, len(lines) * side, bars)
