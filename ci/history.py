@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from collections import Counter
@@ -182,7 +183,9 @@ def _committed(folder: Path) -> Iterator[tuple[str, str]]:
         return done.stdout
 
     try:
-        log = git("log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--relative", "--", ".")
+        log = git(
+            "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--relative", "--", "."
+        )
         blobs = {}
         for line in log.splitlines():
             about, _, name = line.partition("\t")
@@ -271,7 +274,7 @@ def breaks(records: Sequence[Record]) -> list[Break]:
     return [
         Break(device, what, before, after, stands=not told[-1][1])
         for (device, what), told in seen.items()
-        for (before, passed), (after, still) in zip(told, told[1:], strict=False)
+        for (before, passed), (after, still) in itertools.pairwise(told)
         if passed and not still
     ]
 
@@ -384,7 +387,9 @@ def page(records: Sequence[Record]) -> str:
     several = {series: seen for series, seen in found.items() if len(seen) > 1}
     first = {fall.series for fall in fallen}
     order = sorted(several, key=lambda series: (series not in first, series))
-    plots = [_plot(series, several[series], number) for number, series in enumerate(order[:MAX_PLOTS])]
+    plots = [
+        _plot(series, several[series], number) for number, series in enumerate(order[:MAX_PLOTS])
+    ]
     return render(
         "history.html.j2",
         HERE,
