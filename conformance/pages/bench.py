@@ -62,7 +62,8 @@ def bench_page(document: Mapping[str, Any]) -> str:
 
 def _section(op: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     arms = list(dict.fromkeys(arm for row in rows for arm in row["us"]))
-    drawn, left_out = [], 0
+    drawn: list[dict[str, str]] = []
+    left_out = 0
     found = plots(rows)
     for size in dict.fromkeys(plot.x_label for plot in found):
         chosen = [plot for plot in found if plot.x_label == size]
