@@ -40,7 +40,7 @@ lint: setup
 docs: setup
 	@mkdir -p $(TYPED)
 	@for room in $(ROOMS); do ln -sfn ../../../$$room $(TYPED)/$$room; done
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 include accuracy/accuracy.mk
 
