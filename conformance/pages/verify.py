@@ -42,16 +42,16 @@ def verify_page(document: Mapping[str, Any]) -> str:
     """
     results = document["results"]
     totals = document["totals"]
-    failures = [result for result in results if result["status"] in ("failed", "error")]
-    known = [result for result in results if result["status"] == "known"]
+    failures = [result for result in results if _state(result) in ("failed", "error")]
+    known = [result for result in results if _state(result) == "known"]
     anchors = {id(result): f"failure-{number}" for number, result in enumerate(failures, start=1)}
     names = ", ".join(dict.fromkeys(result["implementation"] for result in results)) or "nothing"
-    lead, tone = _lead(totals)
+    lead, tone = _lead(totals, document.get("stale") or [])
     missing = _missing(results)
     contents = [("matrix", "Matrix")]
     if failures:
         contents.append(("failures", f"Failures ({len(failures)})"))
-    if known:
+    if known or document.get("stale"):
         contents.append(("known", f"Known differences ({len(known)})"))
     skipped = _reasons(results)
     if skipped:
@@ -74,10 +74,11 @@ def verify_page(document: Mapping[str, Any]) -> str:
         known=[_failure(result, f"known-{n}", False) for n, result in enumerate(known, start=1)],
         skipped=skipped,
         missing=missing,
+        stale=document.get("stale") or [],
     )
 
 
-def _lead(totals: Mapping[str, int]) -> tuple[str, str]:
+def _lead(totals: Mapping[str, int], stale: Sequence[str]) -> tuple[str, str]:
     """What the run says, in one line, and its tone."""
     words = ", ".join(
         f"{totals[status]} {word}" for status, (word, _) in SIGNS.items() if totals.get(status)
@@ -87,9 +88,18 @@ def _lead(totals: Mapping[str, int]) -> tuple[str, str]:
         return f"The contract is broken: {words}.", "bad"
     if totals.get("error"):
         return f"The suite itself failed: {words}.", "fault"
+    if stale:
+        return f"The file of known differences does not hold: {words}.", "bad"
     if not compared:
         return f"Nothing was compared: {words or 'nothing ran'}. Such a run fails.", "bad"
+    if totals.get("known"):
+        return f"Nothing but the known differences: {words}.", "unsure"
     return f"Every comparison holds, bit for bit: {words}.", "good"
+
+
+def _state(result: Mapping[str, Any]) -> str:
+    """The status, or "known" for a failure that the file of known differences lists."""
+    return "known" if result.get("known") is not None else str(result["status"])
 
 
 def _checks(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -106,9 +116,9 @@ def _matrix(
     firsts: dict[tuple[str, str, str, str], str] = {}
     for result in results:
         key = (result["implementation"], result["op"])
-        rows.setdefault(key, {}).setdefault(result["check"], Counter())[result["status"]] += 1
+        rows.setdefault(key, {}).setdefault(result["check"], Counter())[_state(result)] += 1
         if id(result) in anchors:
-            firsts.setdefault((*key, result["check"], result["status"]), anchors[id(result)])
+            firsts.setdefault((*key, result["check"], _state(result)), anchors[id(result)])
     return [
         {
             "implementation": name,
@@ -138,7 +148,7 @@ def _failure(result: Mapping[str, Any], anchor: str, opened: bool) -> dict[str, 
     drawn: list[Picture] = []
     for place in result.get("places") or ():
         drawn += pictures(place, named=several)
-    sign, tone = SIGNS[result["status"]]
+    sign, tone = SIGNS[_state(result)]
     rules = list(dict.fromkeys(one["rule"] for one in result.get("places") or ()))
     apart = {*replays, *(f"  rule: {rule}" for rule in rules)}
     return {
@@ -179,7 +189,7 @@ def _missing(results: Sequence[Mapping[str, Any]]) -> list[str]:
     done = {
         (result["op"], result["check"])
         for result in results
-        if result["status"] in ("passed", "failed", "known")
+        if result["status"] in ("passed", "failed")
     }
     tried = {(result["op"], result["check"]) for result in results}
     return [

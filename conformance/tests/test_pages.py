@@ -138,6 +138,24 @@ def test_a_run_that_compared_nothing_is_no_success() -> None:
     assert "Nothing was compared" in page
 
 
+def test_known_differences_stand_apart_with_their_reason_and_are_no_success(
+    failing: dict[str, Any],
+) -> None:
+    told = json.loads(json.dumps(failing))
+    for result in told["results"]:
+        if result["status"] == "failed":
+            result["known"] = "the port rounds once more"
+    told["totals"] |= {"known": told["totals"]["failed"], "failed": 0}
+    page = verify_page(told)
+    assert 'class="lead unsure"' in page
+    assert "the port rounds once more" in page
+    assert "Failures (" not in page
+    told["stale"] = ["an_op / eager / a_case passes: take it out"]
+    page = verify_page(told)
+    assert 'class="lead bad"' in page
+    assert "a_case passes: take it out" in page
+
+
 def test_a_name_never_becomes_markup(failing: dict[str, Any]) -> None:
     page = verify_page(failing)
     assert "<b>" not in page
