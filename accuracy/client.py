@@ -1,18 +1,20 @@
 """Ask a server over HTTP: streamed chat completions and SGLang's `/generate`, one answer a request.
 
 Nothing here retries and no read has a time limit of its own: a long answer is not a hang. Whoever
-asks watches `Exchange.last_byte` and ends an exchange that is silent for too long.
+asks watches `Exchange.last_move` and ends an exchange that does not move for too long
+(`draftproof.accuracy.asking` does both).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import json
 import os
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -21,10 +23,17 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import certifi
 from aiohttp.http import HttpProcessingError
-from pydantic_core import from_json
 
-# How much of a server's own error text is kept, in characters.
-_DETAIL_CHARACTERS = 300
+from draftproof.accuracy.reading import (
+    Answer,
+    ChatReader,
+    CompletionReader,
+    EventSplitter,
+    GenerateReader,
+    Reader,
+    RequestFailed,
+)
+
 # How long a health probe may take: a busy server is slow, a dead one silent.
 PROBE_S = 5.0
 # An idle connection is not used again after so long: servers close theirs after 5 s and more.
@@ -38,54 +47,22 @@ _CONNECT_ERRORS = (
 _BROKEN_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, asyncio.TimeoutError)
 
 
-class RequestFailed(Exception):
-    """A request that brought no answer.
-
-    Attributes
-    ----------
-    kind : str
-        `http_<status>`, `connect`, `dropped`, `stalled`, `timeout`, `garbage` or `server_error`.
-    detail : str
-        One line.
-    is_transport : bool
-        Whether the connection failed rather than the server refused: only these may be retried.
-    """
-
-    def __init__(self, kind: str, detail: str, is_transport: bool = False) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = " ".join(detail.split())[:_DETAIL_CHARACTERS]
-        self.is_transport = is_transport
-
-
-@dataclass
-class Answer:
-    """What a server answered; figures that it does not tell are None.
-
-    `matched` is the stop word that ended the answer. `events` counts the stream's events with text.
-    Times are seconds since the request was sent.
-    """
-
-    text: str | None = None
-    reasoning: str | None = None
-    finish_reason: str | None = None
-    matched: str | None = None
-    prompt_tokens: Any = None
-    completion_tokens: Any = None
-    total_tokens: Any = None
-    reasoning_tokens: Any = None
-    spec_verify_ct: Any = None
-    events: int = 0
-    first_s: float | None = None
-    total_s: float = 0.0
+# Called at each read that brought an answer forward: by the clock of `time.monotonic()`, and what
+# has come so far.
+Observer = Callable[[float, Answer], None]
 
 
 @dataclass(eq=False)
 class Exchange:
-    """One request under way, for whoever watches over it. Times by `time.monotonic()`."""
+    """One request under way, for whoever watches over it. Times by `time.monotonic()`.
+
+    `last_move` is when the answer last came forward (content, reasoning, a finish reason); comment
+    lines and empty events are no moves. An answer that is not streamed has none.
+    """
 
     started: float
-    last_byte: float | None = None
+    is_streamed: bool
+    last_move: float | None = None
     task: asyncio.Task[Answer] | None = None
     ended_because: RequestFailed | None = None
 
@@ -97,10 +74,12 @@ class Exchange:
 
 
 class Reply(NamedTuple):
-    """Status and body of a GET."""
+    """Status, body and headers (names in lower case) of a GET."""
 
     status: int
     body: bytes
+    headers: dict[str, str]
+    retry_after_s: float | None
 
 
 def tls_context() -> ssl.SSLContext:
@@ -183,12 +162,21 @@ class Client:
         RequestFailed
             If there is no response at all.
         """
+        return await self._request("GET", path)
+
+    async def post(self, path: str) -> Reply:
+        """POST to a path that takes no body, such as one that flushes a cache; else as `get`."""
+        return await self._request("POST", path)
+
+    async def _request(self, method: str, path: str) -> Reply:
         limit = aiohttp.ClientTimeout(total=self.probe_s)
         try:
-            async with self._session.get(
-                self.root + path, timeout=limit, allow_redirects=False
+            async with self._session.request(
+                method, self.root + path, timeout=limit, allow_redirects=False
             ) as response:
-                return Reply(response.status, await response.read())
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                body = await response.read()
+                return Reply(response.status, body, headers, _retry_after_s(headers))
         except _BROKEN_ERRORS as error:
             raise RequestFailed("connect", _say(error), is_transport=True) from error
 
@@ -199,7 +187,15 @@ class Client:
         except RequestFailed:
             return False
 
-    async def ask(self, path: str, body: dict[str, Any], only_start: bool = False) -> Answer:
+    async def ask(
+        self,
+        path: str,
+        body: dict[str, Any],
+        only_start: bool = False,
+        *,
+        keeps: bool = False,
+        observe: Observer | None = None,
+    ) -> Answer:
         """Send one request and read its answer.
 
         Parameters
@@ -210,14 +206,27 @@ class Client:
             The request; `stream` says how to read the answer.
         only_start : bool, optional
             Hang up at the first event.
+        keeps : bool, optional
+            Keep the events in `Answer.kept`, for what `Answer` has no place for (log
+            probabilities, tool calls).
+        observe : callable, optional
+            Called at each read of a stream that brought the answer forward.
 
         Raises
         ------
         RequestFailed
             If no whole answer came.
         """
-        exchange = Exchange(time.monotonic())
-        exchange.task = asyncio.create_task(self._ask(exchange, path, body, only_start))
+        exchange = Exchange(time.monotonic(), bool(body.get("stream")))
+        if path == "/generate":
+            reader: Reader = GenerateReader(self.is_cumulative, keeps)
+        elif path == "/v1/completions":
+            reader = CompletionReader(keeps)
+        else:
+            reader = ChatReader(keeps)
+        exchange.task = asyncio.create_task(
+            self._ask(exchange, path, body, reader, only_start, observe)
+        )
         self.exchanges.add(exchange)
         try:
             answer = await exchange.task
@@ -232,16 +241,21 @@ class Client:
         return answer
 
     async def _ask(
-        self, exchange: Exchange, path: str, body: dict[str, Any], only_start: bool
+        self,
+        exchange: Exchange,
+        path: str,
+        body: dict[str, Any],
+        reader: Reader,
+        only_start: bool,
+        observe: Observer | None,
     ) -> Answer:
-        reader = _GenerateReader(self.is_cumulative) if path == "/generate" else _ChatReader()
         data = json.dumps(body).encode()
         try:
             async with self._session.post(
                 self.root + path, data=data, allow_redirects=False
             ) as response:
                 with _ended_with_its_connection(response):
-                    return await self._read(exchange, response, reader, only_start)
+                    return await self._read(exchange, response, reader, only_start, observe)
         except _CONNECT_ERRORS as error:
             raise RequestFailed("connect", _say(error), is_transport=True) from error
         except _BROKEN_ERRORS as error:
@@ -251,27 +265,34 @@ class Client:
         self,
         exchange: Exchange,
         response: aiohttp.ClientResponse,
-        reader: _Reader,
+        reader: Reader,
         only_start: bool,
+        observe: Observer | None,
     ) -> Answer:
         if response.status != 200:
             said = (await response.read()).decode("utf-8", "replace")
-            raise RequestFailed(f"http_{response.status}", self._without_key(said))
+            raise RequestFailed(
+                f"http_{response.status}",
+                self._without_key(said),
+                retry_after_s=_retry_after_s(response.headers),
+            )
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             return reader.whole(await response.read())
-        answer = reader.answer
-        rest = b""
+        answer, splitter, moves = reader.answer, EventSplitter(), 0
         # All that has come, which may be many events; nothing only at the stream's end.
         while chunk := await response.content.readany():
-            exchange.last_byte = time.monotonic()
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:"):
-                    reader.event(line[5:].strip())
+            for data in splitter.feed(chunk):
+                reader.event(data)
+            if reader.moves == moves:
+                continue
+            moves = reader.moves
+            exchange.last_move = time.monotonic()
             if answer.first_s is None and answer.events:
-                answer.first_s = exchange.last_byte - exchange.started
+                answer.first_s = exchange.last_move - exchange.started
                 if only_start:
                     return answer
+            if observe is not None:
+                observe(exchange.last_move, answer)
         return reader.end()
 
     def _without_key(self, text: str) -> str:
@@ -307,134 +328,12 @@ def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _garbage(data: bytes) -> RequestFailed:
-    return RequestFailed("garbage", data[:_DETAIL_CHARACTERS].decode("utf-8", "replace"))
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    """Read one JSON object, or fail as the server did."""
-    try:
-        # pydantic's parser: a third of json's time, and no lone surrogates, which no file can hold.
-        value = from_json(data)
-    except ValueError:
-        raise _garbage(data) from None
-    if not isinstance(value, dict):
-        raise _garbage(data)
-    if value.get("error") or value.get("object") == "error":
-        raise RequestFailed("server_error", json.dumps(value.get("error") or value))
-    return value
-
-
-def _text(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"not a text: {value!r}")
-    return value
-
-
-class _Reader:
-    """Collects one answer from a stream's events or from one whole body."""
-
-    def __init__(self) -> None:
-        self.answer = Answer()
-        self._said: list[str] = []
-        self._thought: list[str] = []
-        self._is_done = False
-
-    def event(self, data: bytes) -> None:
-        """Take one event's data."""
-        if data == b"[DONE]":
-            self._is_done = True
-            return
-        try:
-            self._take(_object(data), is_whole=False)
-        except (TypeError, AttributeError, KeyError, IndexError):
-            raise _garbage(data) from None
-
-    def whole(self, data: bytes) -> Answer:
-        """Take an answer that was not streamed."""
-        try:
-            self._take(_object(data), is_whole=True)
-        except (TypeError, AttributeError, KeyError, IndexError):
-            raise _garbage(data) from None
-        return self._checked()
-
-    def end(self) -> Answer:
-        """Take the stream's end."""
-        if self.answer.finish_reason is None and not self._is_done:
-            raise RequestFailed(
-                "dropped",
-                f"the stream ended after {self.answer.events} events without a finish reason",
-                is_transport=True,
-            )
-        return self._checked()
-
-    def _checked(self) -> Answer:
-        reason = self.answer.finish_reason
-        if reason in ("abort", "error"):
-            raise RequestFailed("server_error", f"finish_reason {reason!r}")
-        if reason is not None and not isinstance(reason, str):
-            raise RequestFailed("garbage", f"finish_reason {reason!r}")
-        self.answer.text = "".join(self._said) if self._said else None
-        self.answer.reasoning = "".join(self._thought) if self._thought else None
-        return self.answer
-
-    def _take(self, value: dict[str, Any], is_whole: bool) -> None:
-        raise NotImplementedError
-
-
-class _ChatReader(_Reader):
-    def _take(self, value: dict[str, Any], is_whole: bool) -> None:
-        answer = self.answer
-        usage = value.get("usage")
-        if usage:
-            answer.prompt_tokens = usage.get("prompt_tokens")
-            answer.completion_tokens = usage.get("completion_tokens")
-            answer.total_tokens = usage.get("total_tokens")
-            details = usage.get("completion_tokens_details") or usage
-            answer.reasoning_tokens = details.get("reasoning_tokens")
-        choices = value["choices"] if is_whole else value.get("choices")
-        if not choices:
-            if is_whole:
-                raise KeyError("choices")
-            return
-        choice = choices[0]
-        said = choice["message"] if is_whole else choice.get("delta") or {}
-        content = _text(said.get("content"))
-        # vLLM renamed the field; SGLang keeps the older name.
-        thought = _text(said.get("reasoning_content") or said.get("reasoning"))
-        if content:
-            self._said.append(content)
-        if thought:
-            self._thought.append(thought)
-        answer.events += bool(content or thought)
-        if choice.get("finish_reason") is not None:
-            answer.finish_reason = choice["finish_reason"]
-            matched = choice.get("matched_stop", choice.get("stop_reason"))
-            # An end-of-text token matches as its number: no stop word.
-            answer.matched = matched if isinstance(matched, str) else None
-
-
-class _GenerateReader(_Reader):
-    def __init__(self, is_cumulative: bool) -> None:
-        super().__init__()
-        self._is_cumulative = is_cumulative
-
-    def _take(self, value: dict[str, Any], is_whole: bool) -> None:
-        answer, meta = self.answer, value["meta_info"]
-        text = _text(value["text"]) or ""
-        if self._is_cumulative and self._said:
-            before = self._said.pop()
-            if not text.startswith(before):
-                raise TypeError("an event does not carry the text so far")
-            answer.events += text != before
-        else:
-            answer.events += bool(text)
-        self._said.append(text)
-        reason = meta.get("finish_reason")
-        if reason is not None:
-            answer.finish_reason = reason["type"]
-            matched = reason.get("matched")
-            answer.matched = matched if isinstance(matched, str) else None
-        answer.prompt_tokens = meta.get("prompt_tokens")
-        answer.completion_tokens = meta.get("completion_tokens")
-        answer.spec_verify_ct = meta.get("spec_verify_ct")
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to be left alone, None if it does not say."""
+    said = headers.get("retry-after", "").strip()
+    if said.isascii() and said.isdecimal():
+        return float(said)
+    moment = email.utils.parsedate_tz(said)
+    if moment is None:
+        return None
+    return max(0.0, email.utils.mktime_tz(moment) - time.time())

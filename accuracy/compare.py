@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,11 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from draftproof.accuracy import stats
+from draftproof.accuracy import builds, stats
+from draftproof.accuracy.outputs import (
+    Case,
+    JsonOption,
+    JUnitOption,
+    Outputs,
+    SummaryOption,
+    markdown_of,
+)
 from draftproof.accuracy.report import comparison_text, write_comparison
-from draftproof.accuracy.runs import NotAMeasurement, Run, load_measurement
+from draftproof.accuracy.runs import NO_MEASUREMENT, NotAMeasurement, Run, load_measurement
 
-SCHEMA = "draftproof.accuracy-compare/1"
+SCHEMA = "draftproof.accuracy-compare/2"
 SCHEMA_FILE = Path(__file__).with_name("compare.schema.json")
 
 # Runs of one lane must agree in all of it; what a reader is told when they do not.
@@ -42,7 +49,7 @@ _FLOOR_KEYS = (
 
 
 class NotComparable(ValueError):
-    """The runs differ in lane, questions or protocol."""
+    """The runs differ in lane, questions, protocol or grader."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(first: Run, other: Run) -> list[str]:
-    """Say in what lane, questions or protocol two runs differ; nothing if they compare."""
+    """Say in what lane, questions, protocol or grader two runs differ; nothing if they compare."""
     found: list[str] = []
     one, two = (_flat(run.lane.model_dump(mode="json")) for run in (first, other))
     for key in dict.fromkeys((*one, *two)):
@@ -83,6 +90,10 @@ def differences(first: Run, other: Run) -> list[str]:
         left, right = first.receipt[section][key], other.receipt[section][key]
         if left != right:
             found.append(f"{section}.{key}: {left!r} against {right!r}")
+    graders = (_flat(run.receipt["grader"]) for run in (first, other))
+    changed = builds.changes(*graders)
+    if changed:
+        found.append(f"the grader's code: {'; '.join(changed)}")
     if first.question_ids != other.question_ids:
         lacking = set(first.question_ids) ^ set(other.question_ids)
         found.append(f"questions: {len(lacking)} are in one run only, e.g. {sorted(lacking)[0]!r}")
@@ -234,7 +245,12 @@ def _flags(arms: Sequence[Arm], order: str) -> list[str]:
         flags.append(f"the runs' order is {order}: what drifts in time looks like a difference")
     for arm in arms:
         for run in arm.runs:
-            flags += [f"{arm.name} ({run.folder.name}): {flag}" for flag in run.result["flags"]]
+            said = [*run.result["doubts"], *run.result["flags"]]
+            flags += [f"{arm.name} ({run.folder.name}): {flag}" for flag in said]
+        known = [run.receipt["server"]["build"] for run in arm.runs]
+        apart = [change for build in known[1:] for change in builds.changes(known[0], build)]
+        if apart:
+            flags.append(f"the runs of {arm.name} are of different builds: {'; '.join(apart)}")
     return flags
 
 
@@ -315,7 +331,12 @@ def compare(
                 "runs": [
                     {
                         "folder": str(run.folder),
+                        "label": run.receipt["label"],
                         "model": run.receipt["model"]["id"],
+                        "server": run.receipt["server"]["base_url"],
+                        "build": run.receipt["server"]["build"],
+                        "attempts": run.result["counts"]["attempts"],
+                        "retried": run.result["counts"]["retried"],
                         "score": run.result["score"],
                         "accept_length": run.result["accept_length"],
                     }
@@ -346,38 +367,74 @@ def _folders(text: str) -> list[Path]:
     return [Path(text)] if Path(text).is_dir() else [Path(part) for part in text.split(",")]
 
 
+def _compared(a: str, b: str, margin: float | None, out: Path | None) -> tuple[dict[str, Any], str]:
+    """Compare one lane's runs, or those of several lanes as one; what came out, and its text."""
+    # Pooling compares each lane with `compare`.
+    from draftproof.accuracy import pooled
+
+    lanes = [pooled.split_lanes(text) for text in (a, b)]
+    if max(map(len, lanes)) > 1:
+        a_lanes, b_lanes = ([_folders(lane) for lane in arm] for arm in lanes)
+        pool = pooled.pool(a_lanes, b_lanes, margin)
+        if out:
+            pooled.write_pool(pool, out)
+        return pool, pooled.pool_text(pool)
+    comparison = compare(_folders(a), _folders(b), margin)
+    if out:
+        write_comparison(comparison, out)
+    return comparison, comparison_text(comparison)
+
+
 def compare_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="Run folder, or several: A1,A2.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Run folder, or several: B1,B2.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="Run folder, or several: A1,A2. Lanes: X+Y.")
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="Run folder, or several: B1,B2. Lanes: X+Y.")
+    ],
     margin: Annotated[
         float | None,
         typer.Option(help="Tolerated loss in points instead of the lane's; recorded."),
     ] = None,
     strict: Annotated[bool, typer.Option(help="Exit 1 on cannot tell, too.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the comparison as JSON.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write summary.md, summary.html and plot.svg here.")
     ] = None,
+    json_file: JsonOption = None,
+    junit_file: JUnitOption = None,
+    summary_file: SummaryOption = None,
 ) -> None:
     """Is B no worse than A? Paired, on the same questions.
 
-    Exit 0: no worse, worse within the margin, or cannot tell. 1: worse, or a run is not a
-    measurement. 2: the runs do not compare.
+    Exit 0: no worse, worse within the margin, or cannot tell. 1: worse. 2: the runs do not compare.
+    4: a run is missing, incomplete or not a measurement.
     """
+    outputs = Outputs(json_file, junit_file, summary_file)
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    comparison: dict[str, Any] | None = None
     try:
-        comparison = compare(_folders(a), _folders(b), margin)
-        if json_file:
-            json_file.write_text(json.dumps(comparison, indent=2, ensure_ascii=False) + "\n")
-        if out:
-            write_comparison(comparison, out)
+        comparison, text = _compared(a, b, margin, out)
+        verdict, code = comparison["verdict"], exit_code(comparison["verdict"], strict)
     except NotAMeasurement as error:
-        errors.print(f"not a measurement: {error}", markup=False)
-        raise typer.Exit(1) from error
+        code, text = NO_MEASUREMENT, f"not a measurement: {error}"
+        verdict = text
     except (ValueError, OSError) as error:
-        errors.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from error
-    Console(soft_wrap=True, highlight=False).print(comparison_text(comparison), markup=False)
-    raise typer.Exit(exit_code(comparison["verdict"], strict))
+        code, text = 2, f"error: {error}"
+        verdict = text
+    told = comparison if code < 2 else None
+    name = f"compare {a} {b}"
+    case = Case(
+        name,
+        text,
+        failure=verdict if code == 1 else None,
+        error=verdict if code > 1 else None,
+    )
+    reason = {"schema": "draftproof.accuracy-no-comparison/1", "exit_code": code, "reason": text}
+    markdown = markdown_of("Accuracy: B against A", verdict, text.splitlines())
+    try:
+        outputs.write(told or reason, [case], markdown)
+    except OSError as error:
+        code, text = 2, f"error: {error}"
+    console = errors if code > 1 or outputs.holds_stdout else Console(soft_wrap=True)
+    console.print(text, markup=False, highlight=False)
+    raise typer.Exit(code)

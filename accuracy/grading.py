@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from draftproof.accuracy import scoring
 # sgl-eval bounds its own work at 10 s of comparing after four times 5 s of parsing; what takes
 # longer is stuck inside one uninterruptible operation.
 GRADE_TIMEOUT_S = 60.0
-_LINE_LIMIT_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 64 * 1024
 _PAUSE_S = 0.1
 
 # One spelling for each number, and few enough digits that no comparison rounds.
@@ -118,7 +118,7 @@ def _serve(scorer: str) -> None:
             raise
         except Exception as error:  # an answer must not end the run; the row says what it did
             got = Grade(None, False, failure=f"{type(error).__name__}: {error}"[:200])
-        reply = {**asdict(got), "cpu_s": time.process_time() - started_s}
+        reply = {**vars(got), "cpu_s": time.process_time() - started_s}
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 
@@ -142,6 +142,7 @@ class GradingProcess:
         self._child: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: deque[_Request] = deque()
+        self._news = asyncio.Event()
         self._cpu_before_s = 0.0
         self._cpu_now_s = 0.0
 
@@ -159,7 +160,6 @@ class GradingProcess:
             self._scorer,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_LIMIT_BYTES,
             start_new_session=True,
         )
         if child.stdout is None or child.stdin is None:
@@ -186,27 +186,39 @@ class GradingProcess:
             self._stdin.write(line)
         return request.grade
 
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until there are new grades, or so long."""
+        self._news.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+
     async def _read(self, child: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> None:
         """Hand out the grades in order; replace a child that dies or does not answer."""
+        rest, is_silent = b"", False
         while True:
-            answer = asyncio.ensure_future(stdout.readline())
-            while not answer.done():
-                head = self._waiting[0] if self._waiting else None
-                await asyncio.wait({answer}, timeout=GRADE_TIMEOUT_S)
-                if not answer.done() and head is not None and head is self._waiting[0]:
-                    break
-            line = answer.result() if answer.done() else None
-            if not line or not line.endswith(b"\n"):
-                answer.cancel()
+            head = self._waiting[0] if self._waiting else None
+            try:
+                # All grades that have come: one by one they would fall behind a fast server.
+                chunk = await asyncio.wait_for(stdout.read(_READ_BYTES), GRADE_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                if head is None or head is not self._waiting[0]:
+                    continue
+                is_silent = True
                 break
-            reply = json.loads(line)
-            self._cpu_now_s = reply.pop("cpu_s")
-            published = reply.pop("published")
-            grade = Grade(published=published and tuple(published), **reply)
-            self._settle(self._waiting.popleft(), grade)
+            if not chunk:
+                break
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                reply = json.loads(line)
+                self._cpu_now_s = reply.pop("cpu_s")
+                published = reply.pop("published")
+                grade = Grade(published=published and tuple(published), **reply)
+                self._settle(self._waiting.popleft(), grade)
+            self._news.set()
         self._child = None
         await self._end(child)
-        self._blame(is_silent=line is None)
+        self._blame(is_silent)
+        self._news.set()
         # A child that cannot even start is not started over and over for nothing.
         while not self._waiting:
             await asyncio.sleep(_PAUSE_S)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
-import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftproof.accuracy.client import Answer, Client, Reply, RequestFailed
+from draftproof.accuracy import builds
+from draftproof.accuracy.asking import Asker
+from draftproof.accuracy.builds import TELLING_PATHS
 from draftproof.accuracy.lanes import Lane
+from draftproof.accuracy.reading import Answer, RequestFailed
+from draftproof.accuracy.rows import Row
 
 # How a lane's sampling fields are spelt by the two endpoints.
 _CHAT_NAMES = {"seed_base": "seed", "thinking": "chat_template_kwargs"}
@@ -18,11 +19,6 @@ _GENERATE_NAMES = {"max_tokens": "max_new_tokens", "seed_base": "sampling_seed"}
 
 # Tokens asked for while checking: enough to see reasoning begin and a stream grow.
 _PROBE_TOKENS = 16
-
-_LOOK_EVERY_S = 0.5
-
-# Where servers tell of themselves: SGLang's paths, then vLLM's.
-_TELLING_PATHS = ("/get_server_info", "/server_info", "/get_model_info", "/model_info", "/version")
 
 # Fields without a visible effect may have been ignored, and the score then means something else.
 MUST_BE_PROVEN = ("thinking", "reasoning_effort")
@@ -147,6 +143,8 @@ class Findings:
         `id`, `root`, `revision`, `weight_version` and `context` (tokens), as far as told.
     told : dict
         What the server says of itself, by path; not yet redacted.
+    build : dict
+        What of it tells the build; see `draftproof.accuracy.builds`.
     fields : dict of str to FieldFinding
         Every sampling field of the lane, and the fields of streaming.
     flags : list of str
@@ -156,19 +154,20 @@ class Findings:
     protocol: Protocol
     model: dict[str, Any]
     told: dict[str, Any]
+    build: dict[str, Any]
     fields: dict[str, FieldFinding]
     flags: list[str]
 
 
 async def check_server(
-    client: Client, lane: Lane, prompts: list[str], warm_up: str | None, model: str | None
+    asker: Asker, lane: Lane, prompts: list[str], warm_up: str | None, model: str | None
 ) -> Findings:
     """Check the server against the lane before anything is measured.
 
     Parameters
     ----------
-    client : Client
-        Its `is_cumulative` is set to what the server's `/generate` stream does.
+    asker : Asker
+        Its client's `is_cumulative` is set to what the server's `/generate` stream does.
     lane : Lane
         What will be asked.
     prompts : list of str
@@ -181,15 +180,18 @@ async def check_server(
     Raises
     ------
     ServerUnfit
-        If the server, the model, the context or a required field is not to be had.
+        If the server, the model, the context or a required field is not to be had, or the server
+        simulates the acceptance of drafts.
     ServerFailed
         If the server fails at a plain request.
+    ServerGone
+        If it is there no more.
     """
-    told = await _told(client)
+    told, build = await _told(asker)
     found = _model(told, model)
     protocol = Protocol(lane, found["id"])
     longest = max(prompts, key=len)
-    answer, rejected = await _accepted_fields(client, protocol, longest)
+    answer, rejected = await _accepted_fields(asker, protocol, longest)
     fields = {
         name: FieldFinding(lane.sampling.sent.get(name, True), "accepted", "answered 200")
         for name in protocol.names()
@@ -203,24 +205,24 @@ async def check_server(
     _check_context(lane, found, answer, flags)
     for name in MUST_BE_PROVEN:
         if fields.get(name) and fields[name].state == "accepted":
-            await _prove_by_prompt(client, protocol, name, longest, answer, fields[name])
-    await _check_start(client, protocol, prompts[0])
+            await _prove_by_prompt(asker, protocol, name, longest, answer, fields[name])
+    await _check_start(asker, protocol, prompts[0])
     if warm_up is not None:
-        await _warm_up(client, protocol, warm_up, flags)
-    return Findings(protocol, found, told, fields, flags)
+        await _warm_up(asker, protocol, warm_up, flags)
+    return Findings(protocol, found, told, build, fields, flags)
 
 
-def prove_by_answers(fields: dict[str, FieldFinding], rows: list[dict[str, Any]]) -> None:
+def prove_by_answers(fields: dict[str, FieldFinding], rows: list[Row]) -> None:
     """Mark the fields whose effect the run's own answers show."""
     for row in rows:
-        tokens = (row.get("usage") or {}).get("completion_tokens")
-        _prove(fields, "stop", row.get("matched") is not None, "an answer ended at a stop word")
+        _prove(fields, "stop", row.matched is not None, "an answer ended at a stop word")
         thinking = fields.get("thinking")
         if thinking and thinking.value:
-            _prove(fields, "thinking", bool(row.get("reasoning")), "reasoning text")
+            _prove(fields, "thinking", row.has_reasoning, "reasoning text")
         limit = fields.get("max_tokens")
-        if limit and row.get("finish_reason") == "length":
-            _prove(fields, "max_tokens", tokens == limit.value, "an answer ended at the limit")
+        if limit and row.finish_reason == "length" and row.usage is not None:
+            is_limit = row.usage.completion_tokens == limit.value
+            _prove(fields, "max_tokens", is_limit, "an answer ended at the limit")
 
 
 def unproven(fields: dict[str, FieldFinding]) -> list[str]:
@@ -238,33 +240,30 @@ def _prove(fields: dict[str, FieldFinding], name: str, seen: bool, evidence: str
         fields[name] = dataclasses.replace(finding, state="proven", evidence=evidence)
 
 
-async def _told(client: Client) -> dict[str, Any]:
+async def _told(asker: Asker) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the server tells of itself, its list of models among it, and its build."""
     try:
-        response = await client.get("/v1/models")
+        listing = await asker.get("/v1/models")
     except RequestFailed as failure:
         raise ServerUnfit(
-            f"--base-url: no server answers at {client.root}: {failure.detail}"
+            f"--base-url: no server answers at {asker.client.root}: {failure.detail}"
         ) from failure
-    if response.status in (401, 403):
-        raise ServerUnfit(f"--api-key: the server answers {response.status} to /v1/models")
-    if response.status >= 500:
-        raise ServerFailed(f"the server answers {response.status} to /v1/models")
-    told = {"/v1/models": _json(response) if response.status == 200 else None}
-    for path in _TELLING_PATHS:
-        try:
-            response = await client.get(path)
-        except RequestFailed:
-            continue
-        if response.status == 200 and _json(response) is not None:
-            told[path] = _json(response)
-    return told
-
-
-def _json(response: Reply) -> Any:
+    if listing.status in (401, 403):
+        raise ServerUnfit(f"--api-key: the server answers {listing.status} to /v1/models")
+    if listing.status == 429 or listing.status >= 500:
+        raise ServerFailed(f"the server answers http_{listing.status} to /v1/models")
     try:
-        return json.loads(response.body)
-    except ValueError:
-        return None
+        told, build = await builds.tell(asker.client)
+    except RequestFailed as failure:
+        raise ServerFailed(f"the server tells nothing of itself: {failure.detail}") from failure
+    simulated = builds.simulated_acceptance(told)
+    if simulated:
+        raise ServerUnfit(
+            f"--base-url: the server simulates the acceptance of drafts ({simulated}): its answers "
+            "say nothing about the model"
+        )
+    models = builds.as_json(listing) if listing.status == 200 else f"status {listing.status}"
+    return {"/v1/models": models, **told}, build
 
 
 def _model(told: dict[str, Any], model: str | None) -> dict[str, Any]:
@@ -274,13 +273,16 @@ def _model(told: dict[str, Any], model: str | None) -> dict[str, Any]:
     cards = [card for card in cards or [] if isinstance(card, dict) and card.get("id")]
     ids = [card["id"] for card in cards]
     if model is None and len(ids) != 1:
-        raise ServerUnfit(f"--model: is needed, the server lists {ids or 'no model'}")
+        lists = f"lists {ids or 'no model'}"
+        if isinstance(listing, str):
+            lists = f"answers /v1/models with {listing}"
+        raise ServerUnfit(f"--model: is needed, the server {lists}")
     if model is not None and ids and model not in ids:
         raise ServerUnfit(f"--model: the server has no {model!r}, it lists {ids}")
     model = model or ids[0]
     card: dict[str, Any] = next((card for card in cards if card["id"] == model), {})
     info: dict[str, Any] = {}
-    for path in reversed(_TELLING_PATHS):
+    for path in reversed(TELLING_PATHS):
         if isinstance(told.get(path), dict):
             info.update(told[path])
     context = card.get("max_model_len") or info.get("context_length")
@@ -295,17 +297,17 @@ def _model(told: dict[str, Any], model: str | None) -> dict[str, Any]:
 
 
 async def _accepted_fields(
-    client: Client, protocol: Protocol, prompt: str
+    asker: Asker, protocol: Protocol, prompt: str
 ) -> tuple[Answer, dict[str, str]]:
     """Find the fields that the server rejects; drop those that may be dropped."""
     try:
-        return await _probe(client, protocol, prompt), {}
+        return await _probe(asker, protocol, prompt), {}
     except RequestFailed as failure:
         if failure.kind not in ("http_400", "http_422"):
             raise _as_server_error(failure) from failure
         together = failure
     try:
-        await _probe(client, protocol, prompt, names=[])
+        await _probe(asker, protocol, prompt, names=[])
     except RequestFailed as failure:
         raise ServerFailed(
             f"the server refuses a plain request: {failure.kind}: {failure.detail}"
@@ -316,7 +318,7 @@ async def _accepted_fields(
             continue
         names = ["stream", name] if name == "stream_options" else [name]
         try:
-            await _probe(client, protocol, prompt, names=names)
+            await _probe(asker, protocol, prompt, names=names)
         except RequestFailed as failure:
             if failure.kind not in ("http_400", "http_422"):
                 raise _as_server_error(failure) from failure
@@ -333,42 +335,36 @@ async def _accepted_fields(
         )
     protocol.dropped |= set(rejected)
     try:
-        return await _probe(client, protocol, prompt), rejected
+        return await _probe(asker, protocol, prompt), rejected
     except RequestFailed as failure:
         raise _as_server_error(failure) from failure
 
 
 async def _probe(
-    client: Client, protocol: Protocol, prompt: str, names: list[str] | None = None
+    asker: Asker, protocol: Protocol, prompt: str, names: list[str] | None = None
 ) -> Answer:
     limit = protocol.lane.sampling.max_tokens or _PROBE_TOKENS
     body = protocol.body(prompt, names=names, max_tokens=min(limit, _PROBE_TOKENS))
     try:
-        return await _ask(client, protocol, body)
+        return await _ask(asker, protocol, body)
     except RequestFailed as failure:
-        if failure.kind != "garbage" or not client.is_cumulative:
+        if failure.kind != "garbage" or not asker.client.is_cumulative:
             raise
     # Garbage it may be, or a stream of pieces where whole texts so far were expected.
-    client.is_cumulative = False
-    return await _ask(client, protocol, body)
+    asker.client.is_cumulative = False
+    return await _ask(asker, protocol, body)
 
 
 async def _ask(
-    client: Client, protocol: Protocol, body: dict[str, Any], only_start: bool = False
+    asker: Asker, protocol: Protocol, body: dict[str, Any], only_start: bool = False
 ) -> Answer:
-    """Ask, and give up after the lane's time of silence; no run watches over the checks yet."""
-    limit_s = protocol.lane.timeouts.idle_s
-    asking = asyncio.create_task(client.ask(protocol.path, body, only_start))
-    try:
-        while not asking.done():
-            await asyncio.wait({asking}, timeout=min(_LOOK_EVERY_S, limit_s))
-            for exchange in list(client.exchanges):
-                silent_s = time.monotonic() - (exchange.last_byte or exchange.started)
-                if silent_s > limit_s:
-                    exchange.end(RequestFailed("stalled", f"silent for {limit_s:g} s"))
-        return asking.result()
-    finally:
-        asking.cancel()
+    """Ask as the run will ask, with its patience."""
+    asked = await asker.ask(protocol.path, body, only_start)
+    if asked.failure is not None:
+        raise asked.failure
+    if asked.answer is None:
+        raise RuntimeError("a request brought neither an answer nor a failure")
+    return asked.answer
 
 
 def _as_server_error(failure: RequestFailed) -> Exception:
@@ -410,7 +406,7 @@ def _check_context(lane: Lane, found: dict[str, Any], answer: Answer, flags: lis
 
 
 async def _prove_by_prompt(
-    client: Client,
+    asker: Asker,
     protocol: Protocol,
     name: str,
     prompt: str,
@@ -423,7 +419,7 @@ async def _prove_by_prompt(
         return
     others = [other for other in protocol.names() if other != name]
     try:
-        without = await _probe(client, protocol, prompt, names=others)
+        without = await _probe(asker, protocol, prompt, names=others)
     except RequestFailed as failure:
         raise _as_server_error(failure) from failure
     if without.prompt_tokens != answer.prompt_tokens:
@@ -435,12 +431,12 @@ async def _prove_by_prompt(
         finding.evidence = "answered 200; same prompt length with and without it"
 
 
-async def _check_start(client: Client, protocol: Protocol, prompt: str) -> None:
+async def _check_start(asker: Asker, protocol: Protocol, prompt: str) -> None:
     """See that the lane's own first request, with its own limit, is taken; then hang up."""
     if "stream" not in protocol.names():
         return
     try:
-        await _ask(client, protocol, protocol.body(prompt), only_start=True)
+        await _ask(asker, protocol, protocol.body(prompt), only_start=True)
     except RequestFailed as failure:
         if failure.kind in ("http_400", "http_422"):
             raise ServerUnfit(
@@ -450,10 +446,10 @@ async def _check_start(client: Client, protocol: Protocol, prompt: str) -> None:
         raise _as_server_error(failure) from failure
 
 
-async def _warm_up(client: Client, protocol: Protocol, text: str, flags: list[str]) -> None:
+async def _warm_up(asker: Asker, protocol: Protocol, text: str, flags: list[str]) -> None:
     try:
         body = protocol.body(text, max_tokens=0)
         body.pop("stream", None)
-        await _ask(client, protocol, body)
+        await _ask(asker, protocol, body)
     except RequestFailed as failure:
         flags.append(f"warm-up failed: {failure.kind}: {failure.detail}")

@@ -110,6 +110,8 @@ def serve(folder: Path, weights: str) -> Iterator[str]:
         *("--model", str(folder / "weights" / weights), "--served-model-name", MODEL),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
         *("--max-model-len", str(_CONTEXT_TOKENS), "--max-num-seqs", "16", "--enforce-eager"),
+        # Tells how many of a prompt's tokens came from its prefix cache.
+        "--enable-prompt-tokens-details",
     ]
     log = folder / f"{weights}.log"
     with log.open("wb") as output:
@@ -144,6 +146,8 @@ def _environment() -> dict[str, str]:
         # On two cores the one that is kept for the front would leave one to compute.
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # With it the prefix cache can be flushed.
+        "VLLM_SERVER_DEV_MODE": "1",
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
     }

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import jsonschema
 from jsonschema.exceptions import best_match
 
-SCHEMA = "draftproof.accuracy-receipt/1"
+SCHEMA = "draftproof.accuracy-receipt/2"
 SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
 REDACTED = "<redacted>"
 
@@ -48,12 +48,12 @@ _SGL_EVAL_FILES = (
     "_vendored/nemo_skills/math_metrics.py",
     "_vendored/nemo_skills/_metrics_base.py",
 )
+# The few-shot and arithmetic scorers.
+_OUR_FILES = ("numerals.py", "scoring.py")
+_GRADER_PACKAGES = ("sgl-eval", "math-verify", "latex2sympy2_extended", "sympy")
 _PACKAGES = (
     "draftproof",
-    "sgl-eval",
-    "math-verify",
-    "latex2sympy2_extended",
-    "sympy",
+    *_GRADER_PACKAGES,
     "aiohttp",
     "pydantic",
     "scipy",
@@ -151,6 +151,34 @@ def without_userinfo(url: str) -> str:
 
 
 @cache
+def grader(scorer: str) -> dict[str, Any]:
+    """The code that a scorer's grades come from: hashes of its files, versions of its packages.
+
+    Parameters
+    ----------
+    scorer : str
+        A lane's.
+    """
+    here = Path(__file__).parent
+    if scorer != "sgl-eval-math":
+        return {"scorer": scorer, "files": _hashes(here, _OUR_FILES), "packages": {}}
+    import sgl_eval
+
+    return {
+        "scorer": scorer,
+        "files": {
+            **_hashes(here, ("grading.py",)),
+            **_hashes(Path(sgl_eval.__file__).parent, _SGL_EVAL_FILES),
+        },
+        "packages": {name: importlib.metadata.version(name) for name in _GRADER_PACKAGES},
+    }
+
+
+def _hashes(root: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in names}
+
+
+@cache
 def environment() -> dict[str, Any]:
     """Versions, commit, machine, and the hashes of sgl-eval's files that a score depends on."""
     import sgl_eval
@@ -167,9 +195,7 @@ def environment() -> dict[str, Any]:
             "architecture": platform.machine(),
             "cpus": os.cpu_count(),
         },
-        "sgl_eval_files": {
-            name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in _SGL_EVAL_FILES
-        },
+        "sgl_eval_files": _hashes(root, _SGL_EVAL_FILES),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ PLOT_FILE = "plot.svg"
 # So many flipped questions are listed; the JSON has all of them.
 _FLIPPED_SHOWN = 50
 
-_PLOT_STYLE: dict[Any, Any] = {
+PLOT_STYLE: dict[Any, Any] = {
     # Without a salt of its own Matplotlib draws random ids; texts stay texts, so that no font of
     # this machine gets into the file.
     "svg.hashsalt": "draftproof",
@@ -104,7 +105,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_PLOT_STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         heights = [0.5 + 0.32 * len(bars) for _, bars, _ in panels]
         figure = Figure(figsize=(7.0, 0.5 + sum(heights)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -125,7 +126,7 @@ def draw(panels: list[tuple[str, list[Bar], list[float]]]) -> str:
     return target.getvalue()
 
 
-def _write(page: Page, folder: Path) -> None:
+def write_page(page: Page, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encoded = base64.b64encode(page.plot_svg.encode()).decode() if page.plot_svg else None
     for suffix in ("md", "html"):
@@ -153,15 +154,20 @@ def write_run_summary(folder: Path) -> None:
     ValueError
         If it is no run folder, or its files contradict each other.
     """
-    _write(_run_page(load_run(folder)), folder)
+    write_page(_run_page(load_run(folder)), folder)
 
 
 def _run_page(run: Run) -> Page:
     result, lane = run.result, run.lane
     counts = result["counts"]
-    rows = [[name.replace("_", " "), str(counts[name])] for name in counts if name != "errors"] + [
-        [f"errors: {kind}", str(number)] for kind, number in counts["errors"].items()
-    ]
+    rows = []
+    for name, value in counts.items():
+        said = name.replace("_", " ").replace("paused s", "paused, seconds")
+        if isinstance(value, dict):
+            rows.append([said, str(sum(value.values()))])
+            rows += [[f"{said}: {kind}", str(number)] for kind, number in value.items()]
+        else:
+            rows.append([said, str(value)])
     counted = Section(
         "Counts",
         [f"Planned: {lane.dataset.scored} questions times {lane.repeats}; the denominator."],
@@ -174,7 +180,10 @@ def _run_page(run: Run) -> Page:
         ["field", "value"],
         [
             ["lane", f"{lane.name} (SHA-256 {lane.sha256})"],
+            ["label", str(run.receipt["label"] or "none")],
             ["model", str(run.receipt["model"]["id"])],
+            ["server", str(run.receipt["server"]["base_url"])],
+            *([name, str(value)] for name, value in _version(run.receipt["server"]["build"])),
             ["endpoint", lane.endpoint],
             ["concurrency", str(lane.concurrency)],
             *([name, str(value)] for name, value in lane.sampling.sent.items()),
@@ -207,11 +216,32 @@ def _run_page(run: Run) -> Page:
         metrics.rows.append(["accept length", f"{result['accept_length']:.3f}"])
     return Page(
         title,
-        f"Score {percent(result['score'])}, interval {_range_text(interval, percent)}.",
-        "good",
+        f"Score {percent(result['score'])}, interval {_range_text(interval, percent)}."
+        + "".join(f" But {doubt}." for doubt in result["doubts"]),
+        "unsure" if result["doubts"] else "good",
         [metrics, *sections],
         None,
     )
+
+
+def _version(build: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What of a build a reader knows it by."""
+    return [(name, value) for name, value in build.items() if name.endswith("version")]
+
+
+def _run_name(run: dict[str, Any]) -> str:
+    """A run of a comparison by label, model, server and version."""
+    label = f"{run['label']}: " if run["label"] else ""
+    version = ", ".join(str(value) for _, value in _version(run["build"]))
+    return f"{label}{run['model']} at {run['server']}{f' ({version})' if version else ''}"
+
+
+def _attempts_text(runs: list[dict[str, Any]]) -> str:
+    """How often an arm was asked, and asked again."""
+    again: Counter[str] = sum((Counter(run["retried"]) for run in runs), Counter())
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(again.items()))
+    attempts = sum(run["attempts"] for run in runs)
+    return f"{attempts} attempts, asked again {again.total()}{f' ({kinds})' if kinds else ''}"
 
 
 def _metric_text(name: str, value: Any) -> str:
@@ -262,10 +292,11 @@ def comparison_text(comparison: dict[str, Any]) -> str:
     """Write a comparison (see `compare.schema.json`) as a few lines for a terminal."""
     lines = [_verdict_text(comparison)]
     for name, arm in comparison["arms"].items():
-        models = ", ".join(dict.fromkeys(str(run["model"]) for run in arm["runs"]))
+        of = ", ".join(dict.fromkeys(map(_run_name, arm["runs"])))
         lines.append(
             f"{name.upper()}: {percent(arm['score'])}, {_range_text(arm['interval'], percent)}; "
-            f"{len(arm['runs'])} run(s) of {models}{_of_repeats_text(arm)}"
+            f"{len(arm['runs'])} run(s) of {of}{_of_repeats_text(arm)}; "
+            f"{_attempts_text(arm['runs'])}"
         )
     table = comparison["table"]
     lines += [
@@ -316,7 +347,7 @@ def write_comparison(comparison: dict[str, Any], folder: Path) -> None:
     OSError
         If it cannot be written.
     """
-    _write(_comparison_page(comparison), folder)
+    write_page(_comparison_page(comparison), folder)
 
 
 def _comparison_page(comparison: dict[str, Any]) -> Page:
@@ -342,7 +373,7 @@ def _comparison_page(comparison: dict[str, Any]) -> Page:
         Section(
             "Arms",
             [f"Lane {comparison['lane']}, runs in the order {comparison['order']}."],
-            ["arm", "run", "model", "score", "interval", "accept length"],
+            ["arm", "run", "of", "score", "interval, attempts", "accept length"],
             [
                 row
                 for name, arm in arms.items()
@@ -359,9 +390,9 @@ def _comparison_page(comparison: dict[str, Any]) -> Page:
                         [
                             name.upper(),
                             Path(run["folder"]).name,
-                            str(run["model"]),
+                            _run_name(run),
                             percent(run["score"]),
-                            "",
+                            _attempts_text([run]),
                             "" if run["accept_length"] is None else f"{run['accept_length']:.3f}",
                         ]
                         for run in arm["runs"]

@@ -9,14 +9,21 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from draftproof.accuracy.lanes import Lane
+from draftproof.accuracy.rows import check_row
 
 RESPONSES = "responses.jsonl"
 RESULT = "result.json"
 RECEIPT = "receipt.json"
+# Bad lines that `mend` took out of the rows.
+SET_ASIDE = "responses.set-aside.jsonl"
+
+# How a row ends whose text has no grade yet.
+_OPEN_GRADE = b', "extracted": null, "correct": null}\n'
 
 
 class FolderError(ValueError):
@@ -31,9 +38,13 @@ def create(parent: Path, lane: Lane) -> Path:
     FolderError
         If it cannot be made.
     """
-    label = f"{lane.base}-modified" if lane.base else lane.name
+    return unique(parent, f"{lane.base}-modified" if lane.base else lane.name)
+
+
+def unique(parent: Path, name: str) -> Path:
+    """Make a new folder, named by what it holds, UTC time and chance; errors as of `create`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = parent / f"{label}-{stamp}-{secrets.token_hex(4)}"
+    folder = parent / f"{name}-{stamp}-{secrets.token_hex(4)}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
@@ -44,35 +55,64 @@ def create(parent: Path, lane: Lane) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step."""
-    _replace(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_in_one_step(path, [text.encode()])
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's rows; a torn last line is left out.
+def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Read a run's rows one by one; a torn last line is left out.
 
     Raises
     ------
     FolderError
-        If the file cannot be read, or a line before the last is no row.
+        If the file cannot be read, or a line is no row.
     """
     path = folder / RESPONSES
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = check_row(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise FolderError(
+                f"{path}:{number}: is no row: {error}; `draftproof accuracy mend {folder}` sets "
+                "bad lines aside"
+            ) from error
+        yield row
+
+
+def holder_of(folder: Path) -> str | None:
+    """Process id of the client that has a run folder open, None if none has."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with (folder / ".lock").open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return lock.read().strip() or "unknown"
+    except OSError:
+        pass
+    return None
+
+
+def lines_set_aside(folder: Path) -> int:
+    """Number of bad lines that were taken out of a run's rows."""
+    path = folder / SET_ASIDE
+    return sum(1 for _ in whole_lines(path)) if path.is_file() else 0
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Read a file's lines; what follows the last line end is torn, and left out.
+
+    Raises
+    ------
+    FolderError
+        If the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
     except OSError as error:
         raise FolderError(f"{path}: {error.strerror}") from error
-    # What follows the last line end is empty, or torn.
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise FolderError(f"{path}:{number}: is no row: {error}") from error
-    return rows
-
-
-def final_rows(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Map (question, repeat) to the last row about it: errors asked again are superseded."""
-    return {(row["question_id"], row["repeat"]): row for row in rows}
 
 
 class RunFolder:
@@ -128,10 +168,22 @@ class RunFolder:
             raise
         self._end += len(data)
 
-    def replace_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Write all rows anew in one step."""
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        _replace(self.path / RESPONSES, "".join(lines))
+    def fill_in(self, grades: Iterable[dict[str, Any] | None]) -> None:
+        """Write the grades into the rows, all of them in one step.
+
+        Parameters
+        ----------
+        grades : iterable of dict or None
+            For each row, in their order, the fields to set; None leaves the row as it is.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written; all rows are then as before.
+        """
+        path = self.path / RESPONSES
+        lines = zip(whole_lines(path), grades, strict=True)
+        write_in_one_step(path, (line if not new else _filled_in(line, new) for line, new in lines))
 
     def close(self) -> None:
         self._file.close()
@@ -144,11 +196,27 @@ class RunFolder:
             self._file.truncate(whole)
 
 
-def _replace(path: Path, text: str) -> None:
+def _filled_in(line: bytes, grade: dict[str, Any]) -> bytes:
+    told = json.dumps(grade, ensure_ascii=False).encode()[1:]
+    # A row ends with its open grade, so the long texts before it need not be read again.
+    head, mark, end = line.rpartition(_OPEN_GRADE)
+    if mark and not end:
+        return head + b", " + told + b"\n"
+    return json.dumps({**json.loads(line), **grade}, ensure_ascii=False).encode() + b"\n"
+
+
+def write_in_one_step(path: Path, parts: Iterable[bytes]) -> None:
+    """Replace a file by another that is written whole before.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the file is then as before.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:

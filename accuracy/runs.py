@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.accuracy.lanes import Lane, lane_from
-from draftproof.accuracy.runfolder import RECEIPT, RESULT, final_rows, read_rows
+from draftproof.accuracy.runfolder import (
+    RECEIPT,
+    RESPONSES,
+    RESULT,
+    holder_of,
+    read_rows,
+)
 
-RESULT_SCHEMA = "draftproof.accuracy-result/1"
-RECEIPT_SCHEMA = "draftproof.accuracy-receipt/1"
+# Exit code of what is no measurement; 1 is kept for a loss that was proven.
+NO_MEASUREMENT = 4
+
+RESULT_SCHEMA = "draftproof.accuracy-result/2"
+RECEIPT_SCHEMA = "draftproof.accuracy-receipt/2"
+
+# Any of them makes a folder a run's.
+_FILES = (RESULT, RECEIPT, RESPONSES)
 
 # What is read of each file; more may stand there.
 _RESULT_FIELDS = (
@@ -21,6 +33,8 @@ _RESULT_FIELDS = (
     "status",
     "measurement",
     "not_a_measurement",
+    "resumable",
+    "doubts",
     "counts.correct",
     "counts.errors",
     "score",
@@ -36,12 +50,16 @@ _RECEIPT_FIELDS = (
     "protocol.dropped",
     "data.questions_sha256",
     "data.prompts_sha256",
+    "grader",
+    "label",
+    "server.base_url",
+    "server.build",
     "times.started",
 )
 
 
 class NotAMeasurement(ValueError):
-    """The run is incomplete, or its result says that it measured nothing."""
+    """The run is missing, incomplete or killed, or its result says that it measured nothing."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +148,8 @@ def load_run(folder: Path) -> Run:
             f"run {folder}: {RESULT} has lane_sha256 {result['lane_sha256']}, but the lane in "
             f"{RECEIPT} has {lane.sha256}"
         )
-    run = Run(folder, lane, result, receipt, final_rows(read_rows(folder)))
+    rows = {(row["question_id"], row["repeat"]): row for row in read_rows(folder)}
+    run = Run(folder, lane, result, receipt, rows)
     if len(run.question_ids) > lane.dataset.scored:
         raise ValueError(
             f"run {folder}: has answers to {len(run.question_ids)} questions, but the lane asks "
@@ -150,14 +169,23 @@ def load_measurement(folder: Path) -> Run:
     Raises
     ------
     NotAMeasurement
-        If it is incomplete or not a measurement.
+        If it is missing, incomplete, killed or not a measurement; the message says what mends it.
     ValueError
         If it is no run folder, or its files contradict each other.
     """
+    if not folder.is_dir() or not any((folder / name).exists() for name in _FILES):
+        raise NotAMeasurement(f"run {folder}: is missing: there is no run")
+    go_on = f"to go on: its command with --resume {folder}"
+    if not (folder / RESULT).exists():
+        holder = holder_of(folder)
+        if holder is not None:
+            raise NotAMeasurement(f"run {folder}: still runs (process {holder})")
+        raise NotAMeasurement(f"run {folder}: ended without a result, as by a kill; {go_on}")
     run = load_run(folder)
-    if run.result["status"] != "complete":
-        raise NotAMeasurement(f"run {folder}: is {run.result['status']}; go on with --resume")
-    if not run.result["measurement"]:
-        reasons = "; ".join(run.result["not_a_measurement"])
-        raise NotAMeasurement(f"run {folder}: is not a measurement: {reasons}")
+    result = run.result
+    if not result["measurement"]:
+        reasons = "; ".join(result["not_a_measurement"])
+        status = "incomplete" if result["status"] != "complete" else "not a measurement"
+        advice = go_on if result["resumable"] else "going on cannot mend it: run it anew"
+        raise NotAMeasurement(f"run {folder}: is {status}: {reasons}; {advice}")
     return run

@@ -1,23 +1,8 @@
 """Read answers out of free text: the published few-shot scorer, ours beside it, and arithmetic.
 
-Number grammar of ours (`score`, `score_arithmetic`), after these spellings are made one: U+2212
-is a minus sign, `{,}` a comma, `\\$` a `$`, `\\frac{a}{b}` (and dfrac, tfrac) is `a/b`.
-
-    number   = [sign] [currency] [sign] value
-    sign     = "-" | "+"            counts unless a letter, digit or closing bracket stands before
-                                    it (there it subtracts); at the very start of what is read,
-                                    spaces may follow it
-    currency = "$" | "€" | "£" | "¥" | "₹", and one space may follow it
-    value    = decimal | integer "/" digits | integer " " digits "/" digits
-    decimal  = integer ["." digits] | "." digits
-    integer  = digits | 1 to 3 digits, then groups of "," and 3 digits
-
-Digits are ASCII. A run of digits, commas and points that is not a decimal (`1,00,000`, `1.2.3`), a
-zero denominator, a date (`3/4/2020`), a clock time (`7:30`), a power of ten (`1e3`) and a run of
-more than 100 characters have no value: they are read as no answer, never as their first digits. A
-point or comma behind a number ends a sentence. Units, a percent sign and brackets are not looked
-at: `18%` is 18. Leading zeros are allowed: `018` is 18. A number that the token limit cut is read
-as it stands. Values are exact fractions, so 18.50 equals 18.5 and 1/3 equals nothing decimal.
+Ours (`score`, `score_arithmetic`) read numbers by the grammar of `draftproof.accuracy.numerals` and
+compare them as exact fractions: 18.50 equals 18.5, and 1/3 equals nothing decimal. A number that
+breaks the grammar is no answer. A number that the token limit cut is read as it stands.
 """
 
 from __future__ import annotations
@@ -26,28 +11,10 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from draftproof.accuracy.numerals import first_value, last_value, written
+
 ANSWER_MARKER = "####"
 NEXT_QUESTION = "Question"
-
-# Longer runs are no answers, and Python refuses to convert very long ones.
-_MAX_NUMBER_CHARACTERS = 100
-
-_FRAC = re.compile(r"\\[dt]?frac\{(\d{1,50})\}\{(\d{1,50})\}")
-_LEADING_SIGN = re.compile(r"\A\s*([-+])\s+(?=[$€£¥₹]?\s?\.?[0-9])")
-_NUMBER = re.compile(
-    r"""
-    (?P<sign>(?<![\w)\]}])[-+])?
-    (?:[$€£¥₹][ ]?)?
-    (?P<inner>(?<=[$€£¥₹ ])[-+])?
-    (?P<run>[0-9](?:[0-9,.]*[0-9])?|(?<![.0-9])\.[0-9](?:[0-9,.]*[0-9])?)
-    (?:[ ](?P<part>[0-9]+)(?=/[0-9]))?
-    (?:/(?P<denominator>[0-9]+))?
-    (?P<spoilt>[eE][-+]?[0-9]|[:/][0-9])?
-    """,
-    re.VERBOSE | re.ASCII,
-)
-_INTEGER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+")
-_DECIMAL = re.compile(rf"(?:{_INTEGER.pattern})(?:\.[0-9]+)?|\.[0-9]+")
 
 
 class Scored(NamedTuple):
@@ -55,46 +22,6 @@ class Scored(NamedTuple):
 
     extracted: str | None
     correct: bool
-
-
-def _one_spelling(text: str) -> str:
-    text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\$", "$")
-    return _LEADING_SIGN.sub(r"\1", _FRAC.sub(r"\1/\2", text))
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    """Value of a match of `_NUMBER`, None if it breaks the grammar."""
-    run, part, denominator = match["run"], match["part"], match["denominator"]
-    if match["spoilt"] or len(match[0]) > _MAX_NUMBER_CHARACTERS:
-        return None
-    if match["sign"] and match["inner"]:
-        return None
-    grammar = _DECIMAL if denominator is None else _INTEGER
-    if not grammar.fullmatch(run) or (denominator and int(denominator) == 0):
-        return None
-    value = Fraction(run.replace(",", ""))
-    if part:
-        value += Fraction(int(part), int(denominator))
-    elif denominator:
-        value /= int(denominator)
-    return -value if "-" in (match["sign"], match["inner"]) else value
-
-
-def _text(value: Fraction | None) -> str | None:
-    """Write a value as a decimal where it ends, else as a fraction."""
-    if value is None:
-        return None
-    twos = fives = 0
-    rest = value.denominator
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    places = max(twos, fives)
-    if rest != 1 or not places:
-        return str(value)
-    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def marked_value(text: str) -> Fraction | None:
@@ -110,7 +37,7 @@ def marked_value(text: str) -> Fraction | None:
     Fraction or None
         The first number between the first "####" and the second, or the next "Question" if that
         comes before; None without a "####" before the next "Question", without a number there, or
-        if that number breaks the grammar of this module. "Question" is the lanes' first stop word:
+        if that number breaks the grammar. "Question" is the lanes' first stop word:
         what stands behind it exists only where a server does not stop there.
     """
     before_next, _, _ = text.partition(NEXT_QUESTION)
@@ -118,8 +45,7 @@ def marked_value(text: str) -> Fraction | None:
     if not marker:
         return None
     answer, _, _ = answer.partition(ANSWER_MARKER)
-    match = _NUMBER.search(_one_spelling(answer))
-    return _value(match) if match else None
+    return first_value(answer)
 
 
 def published_value(text: str) -> int | None:
@@ -170,7 +96,7 @@ def score(text: str, label: str) -> Scored:
     if wanted is None or ANSWER_MARKER not in label:
         raise ValueError(f"label: no number behind {ANSWER_MARKER!r}, got {label!r}")
     got = marked_value(text)
-    return Scored(_text(got), got == wanted)
+    return Scored(written(got), got == wanted)
 
 
 def score_published(text: str, label: str) -> Scored:
@@ -204,7 +130,7 @@ def score_arithmetic(text: str, label: str) -> Scored:
     text : str
         The reply.
     label : str
-        The expected answer, a number by the grammar of this module.
+        The expected answer, a number by the grammar.
 
     Returns
     -------
@@ -216,12 +142,7 @@ def score_arithmetic(text: str, label: str) -> Scored:
     ValueError
         If the label is no number.
     """
-    wanted, got = _last_value(label), _last_value(text)
+    wanted, got = last_value(label), last_value(text)
     if wanted is None:
         raise ValueError(f"label: not a number, got {label!r}")
-    return Scored(_text(got), got == wanted)
-
-
-def _last_value(text: str) -> Fraction | None:
-    matches = list(_NUMBER.finditer(_one_spelling(text)))
-    return _value(matches[-1]) if matches else None
+    return Scored(written(got), got == wanted)

@@ -95,12 +95,12 @@ def wilson_repeats(rates: Sequence[float], repeats: int, level: float = LEVEL) -
         effective = float(n * repeats)
     else:
         effective = min(p * (1 - p) / variance, float(n * repeats))
-    low, high = _wilson_bounds(p * effective, effective, _t_quantile(level, n - 1))
+    low, high = _wilson_bounds(p * effective, effective, t_quantile(level, n - 1))
     method = f"Wilson, n_eff = {effective:.1f}, t quantile with {n - 1} degrees of freedom"
     return Interval(low, high, level, method)
 
 
-def _t_quantile(level: float, freedom: int) -> float:
+def t_quantile(level: float, freedom: float) -> float:
     """Student's two-sided quantile with so many degrees of freedom."""
     from scipy.special import stdtrit
 
@@ -235,7 +235,7 @@ def paired_interval(moments: Moments, single: bool, level: float = LEVEL) -> Int
     if single or n == 1:
         return floor
     deviation = math.sqrt(max(square - mean * mean, 0.0) * n / (n - 1))
-    half = _t_quantile(level, n - 1) * deviation / math.sqrt(n)
+    half = t_quantile(level, n - 1) * deviation / math.sqrt(n)
     low, high = max(mean - half, -1.0), min(mean + half, 1.0)
     return Interval(
         min(low, floor.low), max(high, floor.high), level, "t over questions, Tango as floor"

@@ -64,7 +64,7 @@ def replay_kept(kept: Path, options: Sequence[str]) -> int:
 
 def keep(report: Path, kept: Path) -> list[str]:
     """Keep the case files of a run's failures; their names."""
-    names = []
+    names: list[str] = []
     if not report.is_file():
         return names
     for result in json.loads(report.read_text())["results"]:

@@ -118,7 +118,7 @@ def _plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def annotations(document: Mapping[str, Any], implementation: Path | None) -> list[str]:
+def marks(document: Mapping[str, Any], implementation: Path | None) -> list[str]:
     """GitHub's workflow commands, one for each op and check that fails.
 
     Parameters
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"summary: {error}", file=sys.stderr)
         return 2
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        print("\n".join(annotations(document, options.impl)))
+        print("\n".join(marks(document, options.impl)))
     if target := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(target).open("a", encoding="utf-8") as file:
             file.write(markdown(document))

@@ -25,6 +25,9 @@ _SETTABLE_FIELDS = ("repeats", "concurrency", "dataset.limit")
 # Documentation and provenance: they change nothing that is asked, so they stay out of the hash.
 _UNHASHED_FIELDS = {"description", "published"}
 
+# Bounds that came after the first lanes: at their default a lane's hash is what it was before.
+_LATER_FIELDS = {"timeouts": ("unstreamed_s", "overload_s", "run_s"), "limits": ("odd_ends",)}
+
 
 class _Section(BaseModel):
     # strict: `max_tokens: "512"` and `repeats: true` are mistakes, not numbers.
@@ -148,21 +151,31 @@ class Sampling(_Section):
 
 
 class Timeouts(_Section):
-    """Seconds: to connect, of silence on an open stream, and in all (null: no limit).
+    """Seconds, and each has a bound.
 
-    Silence alone ends no request: the server is asked whether it is well first.
+    `connect_s` to connect; `idle_s` without content, reasoning or a finish reason on an open stream
+    (silence alone ends no request: the server is asked whether it is well first); `unstreamed_s`
+    for an answer that is not streamed; `total_s` for any one request; `overload_s` of pauses in
+    all for one request that a busy server (429, 503) puts off; `run_s` for the whole run.
     """
 
     connect_s: Annotated[float, Field(gt=0)] = 10.0
     idle_s: Annotated[float, Field(gt=0)] = 120.0
-    total_s: Annotated[float, Field(gt=0)] | None = None
+    unstreamed_s: Annotated[float, Field(gt=0)] = 600.0
+    total_s: Annotated[float, Field(gt=0)] = 3600.0
+    overload_s: Annotated[float, Field(ge=0)] = 300.0
+    run_s: Annotated[float, Field(gt=0)] = 86400.0
 
 
 class Limits(_Section):
-    """How many failed requests and empty answers a measurement may contain."""
+    """How many failed requests, empty answers and odd ends a measurement may contain.
+
+    An odd end is a finish reason other than a stop, a stop word and the limit that was sent.
+    """
 
     errors: Annotated[int, Field(ge=0)] = 0
     empties: Annotated[int, Field(ge=0)] = 0
+    odd_ends: Annotated[int, Field(ge=0)] = 0
 
 
 class Published(_Section):
@@ -238,6 +251,11 @@ class Lane(_Section):
     def sha256(self) -> str:
         """SHA-256 over the lane's content as canonical JSON, without its documentation."""
         content = self.model_dump(mode="json", exclude=_UNHASHED_FIELDS)
+        for section, fields in _LATER_FIELDS.items():
+            kind = type(getattr(self, section))
+            for field in fields:
+                if content[section][field] == kind.model_fields[field].default:
+                    del content[section][field]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -290,6 +308,25 @@ class Lane(_Section):
         )
         # A prompt's first text stays the same under every settable field.
         return lane_from(content, f"lane {self.name} with --set")
+
+
+def overrides(given: list[str]) -> dict[str, str]:
+    """Take `--set FIELD=VALUE` apart.
+
+    Raises
+    ------
+    ValueError
+        If one is of another form, or sets a field again.
+    """
+    changes: dict[str, str] = {}
+    for change in given:
+        field, equals, value = change.partition("=")
+        if not equals or not field:
+            raise ValueError(f"--set: must be FIELD=VALUE, got {change!r}")
+        if field in changes:
+            raise ValueError(f"--set: {field} is set twice")
+        changes[field] = value
+    return changes
 
 
 def _settable_path(given: str) -> str:

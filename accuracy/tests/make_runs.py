@@ -71,20 +71,26 @@ def make_run(
     planned = len(marks) * lane.repeats
     right = [row.count("1") for row in marks]
     result = {
-        "schema": "draftproof.accuracy-result/1",
+        "schema": "draftproof.accuracy-result/2",
         "lane": lane.name,
         "lane_sha256": lane.sha256,
         "modified": lane.is_modified,
         "status": "complete",
         "measurement": True,
         "not_a_measurement": [],
+        "resumable": False,
+        "doubts": [],
         "counts": {
             "planned": planned,
             "landed": len(rows),
             "correct": correct,
             "wrong": sum(row.count("0") for row in marks),
             "no_answer": sum(row.count("-") for row in marks),
+            "odd_ends": {},
             "errors": {"http_500": errors} if errors else {},
+            "attempts": len(rows),
+            "retried": {},
+            "paused_s": 0.0,
         },
         "score": correct / planned,
         "metrics": {"pass@1": correct / planned, "distinct_texts": 5},
@@ -93,10 +99,13 @@ def make_run(
         "flags": [],
     }
     receipt: dict[str, Any] = {
-        "schema": "draftproof.accuracy-receipt/1",
+        "schema": "draftproof.accuracy-receipt/2",
         "lane": lane.model_dump(mode="json"),
         "lane_sha256": lane.sha256,
+        "label": None,
         "model": {"id": "a-model"},
+        "server": {"base_url": "http://host:1", "told": {}, "build": {"/version: version": "1"}},
+        "grader": {"scorer": lane.scorer, "files": {"scoring.py": "3" * 64}, "packages": {}},
         "protocol": {"sampling_sent": {"temperature": 0.0}, "dropped": []},
         "data": {"questions_sha256": "0" * 64, "prompts_sha256": "1" * 64},
         "times": {"started": started, "ended": started},

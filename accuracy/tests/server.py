@@ -38,6 +38,19 @@ DEFAULTS: dict[str, Any] = {
     "usage": "right",
     "spec_verify": None,
     "incremental": False,
+    # Which build it is, and how it writes what it says.
+    "version": None,
+    # From so many completion requests on it is another build.
+    "version_after": None,
+    "version_from": 0,
+    # Said to every question, if it is not null.
+    "reply": None,
+    "listing_status": 200,
+    "answering_model": None,
+    "fingerprint": None,
+    "extra_choice": False,
+    "data_lines": 1,
+    "line_end": "\n",
     # What it takes no notice of, and what it refuses.
     "ignored_fields": [],
     "rejected_fields": [],
@@ -47,7 +60,11 @@ DEFAULTS: dict[str, Any] = {
     "fault_from": 0,
     "fault_count": None,
     "fault_status": 500,
+    "retry_after": None,
 }
+
+# Faults in the body of a whole answer, streamed or not.
+_REASONS = {"content_filter": "content_filter", "cut_early": "length", "tool_end": "tool_calls"}
 
 _TOKEN = re.compile(r"\s*\S{1,4}|\s+")
 _SUM = re.compile(r"What is (\d+) ([-+*]) (\d+)\?")
@@ -97,8 +114,12 @@ class Server:
     ) -> None:
         now = self.behaviour
         if path == "/_control":
-            self.behaviour = {**now, **json.loads(body)}
-            if "fault" in json.loads(body):
+            change = json.loads(body)
+            if change.pop("reset", False):
+                now = DEFAULTS
+                self.completions, self.log, self.most_under_way = 0, [], 0
+            self.behaviour = {**now, **change}
+            if "fault" in change:
                 self.completions = 0
             return await self.send_json(writer, 200, {})
         if path == "/_log":
@@ -111,6 +132,12 @@ class Server:
         key = now["api_key"]
         if key is not None and headers.get("authorization") != f"Bearer {key}":
             return await self.send_json(writer, 401, {"error": {"message": "no such key"}})
+        if path == "/version" and now["version"] is not None:
+            is_after = now["version_after"] and self.completions >= now["version_from"]
+            version = now["version_after"] if is_after else now["version"]
+            return await self.send_json(writer, 200, {"version": version})
+        if path == "/v1/models" and now["listing_status"] != 200:
+            return await self.send_json(writer, now["listing_status"], {"detail": "no"})
         if path == "/v1/models":
             data = [
                 {"id": name, "root": f"/models/{name}", "max_model_len": now["max_model_len"]}
@@ -146,7 +173,9 @@ class Server:
         fault = now["fault"] if now["fault_from"] <= number < last else None
         if fault == "status":
             message = {"error": {"message": "told to fail"}}
-            return await self.send_json(writer, now["fault_status"], message)
+            again = now["retry_after"]
+            headers = {} if again is None else {"retry-after": str(again)}
+            return await self.send_json(writer, now["fault_status"], message, headers)
         if fault == "die":
             os._exit(1)
         if fault in ("hang", "hang_all"):
@@ -168,12 +197,20 @@ class Server:
         if "reasoning_effort" in body and "reasoning_effort" not in now["ignored_fields"]:
             prompt_tokens += 7
         answer["prompt_tokens"] = prompt_tokens
+        if fault in _REASONS:
+            answer["reason"] = _REASONS[fault]
+        if fault == "other_model":
+            answer["model"] = "another-model"
+        if fault == "other_fingerprint":
+            answer["fingerprint"] = "fp-2"
         if now["usage"] == "wrong":
             answer["completion_tokens"] = 999_999_999
         await asyncio.sleep(now["first_delay_s"])
         events = self.generate_events(answer) if generate else self.chat_events(answer, body)
         if not body.get("stream"):
             whole = events[-1] if generate else self.chat_whole(answer)
+            if fault == "slow":
+                await asyncio.sleep(3600)
             return await self.send_json(writer, 200, whole)
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -191,18 +228,39 @@ class Server:
             if index == 2 and fault == "stall":
                 await writer.drain()
                 return await asyncio.sleep(3600)
+            if index == 2 and fault in ("comments", "empty_deltas"):
+                empty = {"choices": [{"index": 0, "delta": {"content": ""}}]}
+                line = b": on it\n\n"
+                if fault == "empty_deltas":
+                    line = b"data: " + json.dumps(empty).encode() + b"\n\n"
+                while not writer.is_closing():
+                    self.chunk(writer, line)
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+            if index == 2 and fault in ("cut_then_done", "cut_then_end"):
+                break
+            if fault == "trickle":
+                await writer.drain()
+                await asyncio.sleep(0.4)
             if index == 2 and fault == "garbage_in_stream":
                 self.chunk(writer, b'data: {"choices": [{"del\n\n')
             if index == 2 and fault == "error_in_stream":
                 self.chunk(writer, b'data: {"error": {"message": "out of memory"}}\n\n')
-            self.chunk(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
+            self.chunk(writer, self.written(event))
             if now["event_delay_s"]:
                 await writer.drain()
                 await asyncio.sleep(now["event_delay_s"])
-        self.chunk(writer, b"data: [DONE]\n\n")
+        if fault != "cut_then_end":
+            self.chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return None
+
+    def written(self, event: dict[str, Any]) -> bytes:
+        """An event as bytes: its data in one line or several."""
+        text = json.dumps(event, indent=0 if self.behaviour["data_lines"] > 1 else None)
+        end = self.behaviour["line_end"]
+        return ("".join(f"data: {line}{end}" for line in text.split("\n")) + end).encode()
 
     def refusal(self, body: dict[str, Any], generate: bool) -> tuple[int, str] | None:
         now = self.behaviour
@@ -233,6 +291,8 @@ class Server:
             text = now["book"][prompt]["right" if right else "wrong"]
         else:
             text = now["default_reply"]
+        if now["reply"] is not None:
+            text = now["reply"]
         seed = sampling.get("seed", sampling.get("sampling_seed"))
         if sampling.get("temperature", 1.0) > 0 and now["varied"] and not asked:
             text = f"[{seed if seed is not None else number}] {text}"
@@ -270,6 +330,9 @@ class Server:
             "completion_tokens_details": {"reasoning_tokens": answer["reasoning_tokens"]},
         }
 
+    def model(self, answer: dict[str, Any], asked: str) -> str:
+        return answer.get("model") or self.behaviour["answering_model"] or asked
+
     def parts(self, pieces: list[str]) -> list[str]:
         size = max(1, -(-len(pieces) // self.behaviour["events"]))
         return ["".join(pieces[i : i + size]) for i in range(0, len(pieces), size)]
@@ -285,7 +348,12 @@ class Server:
             "finish_reason": answer["reason"],
             "stop_reason": answer["matched"],
         }
-        whole = {"id": "chatcmpl-0", "object": "chat.completion", "choices": [choice]}
+        choices = [choice]
+        if self.behaviour["extra_choice"]:
+            message = {"role": "assistant", "content": "not this one"}
+            choices.insert(0, {**choice, "index": 1, "message": message})
+        whole = {"id": "chatcmpl-0", "object": "chat.completion", "choices": choices}
+        whole["model"] = self.model(answer, self.behaviour["models"][0])
         if self.behaviour["usage"] != "absent":
             whole["usage"] = self.usage(answer)
         return whole
@@ -295,9 +363,14 @@ class Server:
         if answer["reasoning"]:
             deltas.append({"reasoning_content": answer["reasoning"], "content": None})
         deltas += [{"content": part} for part in self.parts(answer["pieces"])]
-        head = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "model": body["model"]}
+        head = {"id": "chatcmpl-0", "object": "chat.completion.chunk"}
+        head["model"] = self.model(answer, body["model"])
+        if self.behaviour["fingerprint"]:
+            head["system_fingerprint"] = answer.get("fingerprint", self.behaviour["fingerprint"])
+        other = {"index": 1, "delta": {"content": "not this one"}, "finish_reason": None}
+        others = [other] if self.behaviour["extra_choice"] else []
         events = [
-            {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+            {**head, "choices": [*others, {"index": 0, "delta": delta, "finish_reason": None}]}
             for delta in deltas
         ]
         last = {"index": 0, "delta": {}, "finish_reason": answer["reason"]}
@@ -334,12 +407,26 @@ class Server:
     def chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    async def send_json(self, writer: asyncio.StreamWriter, status: int, value: Any) -> None:
-        await self.send(writer, status, "application/json", json.dumps(value).encode())
+    async def send_json(
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        value: Any,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        await self.send(writer, status, "application/json", json.dumps(value).encode(), headers)
 
-    async def send(self, writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> None:
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+    async def send(
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        kind: str,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        told = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        writer.write(f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode() + body)
         await writer.drain()
 
 

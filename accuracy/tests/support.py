@@ -43,6 +43,10 @@ class FakeServer:
     def control(self, **behaviour: Any) -> None:
         self._open("/_control", json.dumps(behaviour).encode())
 
+    def reset(self) -> None:
+        """Let it be as it was when it started."""
+        self.control(reset=True)
+
     def told(self) -> dict[str, Any]:
         return json.loads(self._open("/_log"))
 

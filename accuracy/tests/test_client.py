@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftproof.accuracy.client import RequestFailed, _ChatReader, _proxy
+from draftproof.accuracy.client import _proxy
+from draftproof.accuracy.reading import ChatReader, RequestFailed
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -49,4 +50,4 @@ def test_the_environments_proxy_is_used(
 )
 def test_what_is_no_event_or_fits_into_no_file_is_garbage(data: bytes) -> None:
     with pytest.raises(RequestFailed, match=r"^garbage: "):
-        _ChatReader().event(data)
+        ChatReader().event(data)

@@ -191,7 +191,7 @@ def test_another_model_is_what_a_comparison_is_for(pair):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"status": "incomplete", "measurement": False}, "is incomplete; go on with --resume"),
+        ({"status": "incomplete", "measurement": False}, "is incomplete: "),
         ({"measurement": False, "not_a_measurement": ["errors: 3"]}, "errors: 3"),
     ],
 )
@@ -200,7 +200,7 @@ def test_what_is_no_measurement_is_not_compared(pair, changes, message):
     with pytest.raises(NotAMeasurement, match=message):
         compare([a], [b])
     got = invoke(a, b)
-    assert got.exit_code == 1
+    assert got.exit_code == 4
     assert "not a measurement" in got.output
     assert "against A" not in got.output
 
@@ -245,10 +245,10 @@ def test_a_damaged_folder_is_one_clear_line(pair, damage, message):
     assert len(got.output.strip().splitlines()) == 1
 
 
-def test_a_folder_that_is_not_there_is_bad_input(tmp_path):
+def test_a_run_that_is_missing_is_no_measurement(tmp_path):
     got = invoke(tmp_path / "none", tmp_path / "none2")
-    assert got.exit_code == 2
-    assert "is no folder" in got.output
+    assert got.exit_code == 4
+    assert "none: is missing: there is no run" in got.output
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ IMPATIENT = ("--set", "idle_s=1")
 
 
 def is_no_measurement(ran: Ran, *reasons: str) -> None:
-    """Exit 1, every reason told, and no score anywhere."""
-    assert ran.code == 1, ran.out + ran.err
+    """Exit 4, every reason told, and no score anywhere."""
+    assert ran.code == 4, ran.out + ran.err
     for reason in reasons:
         assert f"not a measurement: {reason}" in ran.out + ran.err
     assert not re.search(r"\bscore\b|\d%", ran.out)
@@ -51,7 +51,7 @@ def test_a_server_that_fails_from_the_first_request_is_no_measurement(
     tmp_path: Path, status: int
 ) -> None:
     with fake_server(fault="status", fault_status=status) as server:
-        ran = run(tmp_path, server, "arithmetic")
+        ran = run(tmp_path, server, "arithmetic", "--set", "overload_s=0.5")
     is_no_measurement(ran)
     assert f"http_{status}" in ran.err
     assert ran.folder is None
@@ -156,7 +156,7 @@ def test_a_long_answer_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_an_answer_beyond_the_time_limit_is_one_error(tmp_path: Path) -> None:
-    with fake_server(event_delay_s=0.5) as server:
+    with fake_server(fault="trickle", fault_from=CHECKS) as server:
         ran = run(tmp_path, server, "arithmetic", "--set", "limit=2", "--set", "total_s=1")
     is_no_measurement(ran, "errors: 2 (timeout x 2)")
 
@@ -397,7 +397,7 @@ def test_a_full_disk_ends_the_run_with_whole_rows_that_resume_completes(tmp_path
         )
         (folder,) = tmp_path.iterdir()
         full = Ran(done.returncode, done.stdout, done.stderr, 0, folder)
-        assert full.code == 1
+        assert full.code == 4
         assert "responses.jsonl cannot be written: File too large" in full.out
         assert "score" not in full.out
         landed = len(full.rows)

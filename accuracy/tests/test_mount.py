@@ -22,7 +22,7 @@ def draftproof(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_a_measurement_exits_0_and_no_measurement_1(tmp_path: Path) -> None:
+def test_a_measurement_exits_0_and_no_measurement_4(tmp_path: Path) -> None:
     arguments = ("arithmetic", "--set", "limit=4", "--out", str(tmp_path))
     with fake_server() as server:
         good = draftproof("run", *arguments, "--base-url", server.url)
@@ -30,7 +30,7 @@ def test_a_measurement_exits_0_and_no_measurement_1(tmp_path: Path) -> None:
         bad = draftproof("run", *arguments, "--base-url", server.url)
     assert good.returncode == 0, good.stderr
     assert "score 100.00% (4 of 4)" in good.stdout
-    assert bad.returncode == 1
+    assert bad.returncode == 4
     assert bad.stderr.startswith("not a measurement: the server fails at a first request")
 
 
@@ -40,7 +40,7 @@ def test_a_measurement_exits_0_and_no_measurement_1(tmp_path: Path) -> None:
         ("run", "nolane", "--base-url", "http://127.0.0.1:9"),
         ("run", "arithmetic"),
         ("run", "arithmetic", "--base-url", "http://127.0.0.1:9"),
-        ("compare", "/nowhere/a", "/nowhere/b"),
+        ("last-good", "arithmetic", "/nowhere"),
     ],
 )
 def test_bad_usage_and_input_exit_2_with_one_line(arguments: tuple[str, ...]) -> None:

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from draftproof.accuracy import receipt as receipts
 from draftproof.accuracy.cli import app
+from draftproof.accuracy.qualify import QUALIFICATIONS_DIR, qualify_command
 from draftproof.accuracy.realserver import default_folder, prepare, serve
+from draftproof.accuracy.repeat import repeat_command
+from draftproof.accuracy.tests.model_support import call
 from draftproof.accuracy.tests.support import Ran, gsm8k_file, run
+from draftproof.accuracy.throughput import throughput_command
 
 pytestmark = [
     pytest.mark.skipif(
@@ -100,3 +105,64 @@ def is_whole(ran: Ran, planned: int) -> None:
     assert ran.receipt["model"]["context"] == 4096
     assert "/version" in ran.receipt["server"]["told"]
     assert ran.receipt["protocol"]["fields"]["max_tokens"]["state"] == "proven"
+
+
+def test_the_small_qualification_passes_what_the_server_has(tmp_path: Path, intact: str) -> None:
+    """What it lacks (a parser of tool calls, a stored reference) is not run."""
+    content = yaml.safe_load((QUALIFICATIONS_DIR / "small.yaml").read_text())
+    for gate in content["gates"]:
+        if gate["kind"] == "soak":
+            # The speed of a machine that does other things, too, says nothing of the server.
+            gate["minutes"] = 0.3
+            gate["least_kept"] = 1e-6
+        if gate["kind"] == "mixed-load":
+            gate["longest_pause_s"] = 300.0
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    told = call(
+        qualify_command,
+        tmp_path / "out",
+        str(path),
+        "--server",
+        intact,
+        "--references",
+        str(tmp_path),
+    )
+    states = {gate["gate"]: (gate["status"], gate["reason"]) for gate in told.result["gates"]}
+    for name in ("retrieval", "prefix-reuse", "structured-output", "mixed-load", "soak"):
+        assert states[name][0] == "passed", states[name]
+    for name in ("tool-calls", "stored-reference", "kv-pressure"):
+        assert states[name][0] == "not run", states[name]
+
+
+def test_greedy_texts_and_their_gaps_are_told(tmp_path: Path, intact: str) -> None:
+    arguments = (
+        "--server",
+        intact,
+        "--requests",
+        "2",
+        "--concurrency",
+        "2",
+        "--grid",
+        "load=before",
+    )
+    fixtures = tmp_path / "fixtures.yaml"
+    one = {"name": "short", "prompt": "Describe a lighthouse at night.", "max_tokens": 12}
+    fixtures.write_text(yaml.safe_dump({"padding": "", "fixtures": [one]}))
+    told = call(repeat_command, tmp_path / "out", *arguments, "--fixtures", str(fixtures))
+    assert told.code == 0, told.out
+    (fixture,) = told.result["fixtures"]
+    assert (fixture["requests"], fixture["failed"]) == (16, 0)
+    # Completions with log probabilities shared prefixes, so the arm's spread is known.
+    assert told.result["spreads"]["A"] >= 0
+    assert not [flag for flag in told.result["flags"] if "fresh was not" in flag]
+
+
+def test_decode_throughput_is_measured_and_its_length_checked(tmp_path: Path, intact: str) -> None:
+    arguments = ("--workload", "64/8", "--rounds", "2", "--concurrency", "1,2")
+    told = call(throughput_command, tmp_path, "--server", intact, *arguments)
+    assert told.code == 0, told.out
+    assert [point["rounds"] for point in told.result["points"]] == [2, 2]
+    assert all(point["user_rate"] > 0 for point in told.result["points"])
+    # Its development mode offers a flush.
+    assert told.result["flags"] == []

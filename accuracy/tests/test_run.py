@@ -133,7 +133,7 @@ def test_identical_repeats_at_a_temperature_are_no_measurement(tmp_path: Path) -
     sets = ("--set", "limit=3", "--set", "repeats=4", "--set", "max_tokens=2000")
     with fake_server(book=math_book(lane), varied=False) as server:
         ran = run(tmp_path, server, "aime25", *sets)
-    assert ran.code == 1
+    assert ran.code == 4
     assert "not a measurement: identical repeats: at temperature 1" in ran.out
     assert ran.result["score"] is None
     assert "score" not in ran.out
@@ -242,7 +242,7 @@ def test_the_token_limit_is_proven_by_its_effect_or_flagged(tmp_path: Path) -> N
     assert proven.receipt["protocol"]["fields"]["max_tokens"]["state"] == "proven"
     assert ignored.receipt["protocol"]["fields"]["max_tokens"]["state"] == "ignored"
     assert re.search(r"ignored: max_tokens \(asked for 4 tokens, got \d+\)", ignored.out)
-    assert strict.code == 1
+    assert strict.code == 4
     assert "unproven protocol (--strict): max_tokens" in strict.out
 
 
@@ -264,7 +264,7 @@ def test_thinking_and_effort_are_proven_by_what_they_do_or_flagged(tmp_path: Pat
     assert flagged.code == 0
     assert flagged.receipt["protocol"]["fields"]["reasoning_effort"]["state"] == "accepted"
     assert "note: unproven: reasoning_effort" in flagged.out
-    assert strict.code == 1
+    assert strict.code == 4
     assert "unproven protocol (--strict): reasoning_effort" in strict.out
     assert "score" not in strict.out
 
