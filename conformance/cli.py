@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -99,6 +100,11 @@ JsonOption = Annotated[
     typer.Option("--json", metavar="FILE", help="Write the results as JSON."),
 ]
 
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write the results as one HTML file."),
+]
+
 
 @app.command("list")
 def list_command(
@@ -164,9 +170,11 @@ def verify(
     ] = False,
     seed: SeedOption = 0,
     json: JsonOption = None,
+    html: HtmlOption = None,
 ) -> None:
     """Hold an implementation against the oracles, bit for bit."""
     _writable(json)
+    _writable(html, "--html")
     arguments = [
         str(HERE / "test_ops.py"),
         *([f"--dp-impl={impl}"] if impl else []),
@@ -180,6 +188,7 @@ def verify(
         *([f"--dp-known={known}"] if known else []),
         *(["--dp-fail-fast"] if fail_fast else []),
         *([f"--dp-json={json}"] if json else []),
+        *([f"--dp-html={html}"] if html else []),
         # Quiet is once already: twice more is one above plain.
         *(["-vv"] if verbose else []),
     ]
@@ -313,9 +322,13 @@ def bench(
     spec: SpecOption = None,
     device: DeviceOption = Device.AUTO,
     json: JsonOption = None,
+    html: HtmlOption = None,
 ) -> None:
     """Time the kernels against their baselines, in one run."""
     _writable(json)
+    _writable(html, "--html")
+    if html and importlib.util.find_spec("matplotlib") is None:
+        raise Refused("bench --html needs matplotlib: pip install 'draftproof[reports]'")
     arguments = [
         str(HERE / "test_bench.py"),
         "-p",
@@ -326,8 +339,22 @@ def bench(
         *(["-n0"] if spec else []),
         *(f"--dp-op={name}" for name in op or ()),
         *([f"--dp-json={json}"] if json else []),
+        *([f"--dp-html={html}"] if html else []),
     ]
     raise typer.Exit(_pytest(arguments))
+
+
+@app.command()
+def history(
+    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="A folder of JSON records.")],
+    html: HtmlOption = None,
+) -> None:
+    """Conformance and ratios over kept records, by device, and where one fell."""
+    _writable(html, "--html")
+    from draftproof.ci.history import show
+
+    # A pipe has no width of its own.
+    raise typer.Exit(show(records, html, None if sys.stdout.isatty() else 150))
 
 
 @app.command(
@@ -372,17 +399,17 @@ def _ops(names: list[str] | None, files: list[Path] | None = None) -> list[str]:
     return names or list(specified or known)
 
 
-def _writable(path: Path | None) -> None:
+def _writable(path: Path | None, option: str = "--json") -> None:
     """Refuse an output file that could not be written, before hours are spent on its content."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise Refused(f"--json {path}: not a file in an existing folder")
+        raise Refused(f"{option} {path}: not a file in an existing folder")
     try:
         with path.open("a"):
             pass
     except OSError as error:
-        raise Refused(f"--json {path}: cannot be written ({error.strerror})") from error
+        raise Refused(f"{option} {path}: cannot be written ({error.strerror})") from error
 
 
 def _device(asked: Device) -> str:

@@ -83,6 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dp-profile", default="quick", choices=("quick", "full", "soak"))
     group.addoption("--dp-seed", type=int, default=0, metavar="N", help="seed of cases and fuzzing")
     group.addoption("--dp-json", default=None, metavar="FILE", help="write the results as JSON")
+    group.addoption("--dp-html", default=None, metavar="FILE", help="write a page of the results")
     group.addoption(
         "--dp-failures",
         default="draftproof-failures",
@@ -697,23 +698,33 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if totals["error"] and not totals["failed"]:
         # A fault of our own is not a mismatch.
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-    if config.option.dp_json:
-        import json
-
+    if config.option.dp_json or config.option.dp_html:
         from draftproof.conformance.environment import describe
 
         document = report.document(settings, describe(settings.device))
+        _write(config, document, "verify")
+
+
+def _write(config: pytest.Config, document: dict[str, Any], kind: str) -> None:
+    """Write a run's results as JSON and as a page, where asked."""
+    if config.option.dp_json:
+        import json
+
         Path(config.option.dp_json).write_text(json.dumps(document, indent=1) + "\n")
+    if config.option.dp_html:
+        from draftproof.conformance.pages.page import write
+
+        write(Path(config.option.dp_html), kind, document)
 
 
 def _finish_bench(session: pytest.Session, timings: list[dict[str, Any]], settings: Any) -> None:
     """Put the arms together; a reach that was missed fails the run."""
-    from draftproof.conformance.bench.rows import bench_rows, write_json
+    from draftproof.conformance.bench.rows import bench_rows, record
 
     rows = bench_rows(timings, settings)
     session.config.stash[_ROWS] = rows
-    if session.config.option.dp_json:
-        write_json(Path(session.config.option.dp_json), rows, settings)
+    if session.config.option.dp_json or session.config.option.dp_html:
+        _write(session.config, record(rows, settings), "bench")
     if any(row.met is False for row in rows) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

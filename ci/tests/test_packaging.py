@@ -53,7 +53,8 @@ def outside_environment() -> dict[str, str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = source_copy(folder)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source]
+    kinds = ["--sdist", "--wheel"]
+    build = [sys.executable, "-m", "build", *kinds, "--no-isolation", "--outdir", folder, source]
     done = subprocess.run(build, capture_output=True, text=True, timeout=120, cwd=folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (built,) = folder.glob("*.whl")
@@ -111,6 +112,8 @@ def test_the_wheel_holds_every_source_file_and_all_data(wheel: Path) -> None:
     kinds = {room: ("*.py",) for room in ROOMS}
     kinds["conformance"] += ("*.ini",)
     kinds["conformance/golden"] = ("*.json", "*.safetensors")
+    kinds["conformance/pages"] = ("*.j2",)
+    kinds["ci"] += ("*.j2",)
     kinds["accuracy"] += ("*.json", "*.j2", "*.yaml")
     wanted = {
         f"draftproof/{path.relative_to(ROOT).as_posix()}"
@@ -120,6 +123,32 @@ def test_the_wheel_holds_every_source_file_and_all_data(wheel: Path) -> None:
         if "tests" not in path.parts
     }
     assert not wanted - names, sorted(wanted - names)
+
+
+@pytest.mark.parametrize("checker", [["twine", "check", "--strict"], ["check_wheel_contents"]])
+def test_what_is_uploaded_passes_the_checkers(wheel: Path, checker: list[str]) -> None:
+    pytest.importorskip(checker[0])
+    sdists = list(wheel.parent.glob("*.tar.gz")) if checker[0] == "twine" else []
+    command = [sys.executable, "-P", "-m", *checker, wheel, *sdists]
+    # From a folder without a configuration of its own.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=wheel.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    (source,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
+    done = subprocess.run([*build, source], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (again,) = tmp_path.glob("*.whl")
+
+    def contents(path: Path) -> dict[str, int]:
+        with zipfile.ZipFile(path) as archive:
+            return {one.filename: one.CRC for one in archive.infolist()}
+
+    assert contents(again) == contents(wheel)
 
 
 def test_the_wheel_holds_no_tests_of_our_own_and_nothing_else(wheel: Path) -> None:

@@ -21,8 +21,8 @@ ROOMS_IT_MAY_IMPORT = {
     "accuracy": {"accuracy"},
 }
 
-# The one command line of all rooms hands `draftproof accuracy` on.
-FRONTS = {("conformance/cli.py", "accuracy")}
+# The one command line of all rooms hands `draftproof accuracy` and `draftproof history` on.
+FRONTS = {("conformance/cli.py", "accuracy"), ("conformance/cli.py", "ci")}
 
 OUR_MODULE = re.compile(r"draftproof\.(\w+)(\.\w+)*(:\w+)?")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -114,9 +112,9 @@ def _row(
     )
 
 
-def write_json(path: Path, rows: Sequence[Row], settings: Settings) -> None:
-    """Write a record of the run."""
-    document = {
+def record(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
+    """A record of the run: the JSON of `bench --json`."""
+    return {
         "schema": BENCH_SCHEMA,
         "environment": {**describe(settings.device), "device_kind": settings.device},
         "rows": [asdict(row) for row in rows],
@@ -126,7 +124,6 @@ def write_json(path: Path, rows: Sequence[Row], settings: Settings) -> None:
             "reach_missed": sum(row.met is False for row in rows),
         },
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def table_lines(rows: Sequence[Row], settings: Settings) -> str:

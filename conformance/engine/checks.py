@@ -75,12 +75,15 @@ class Outcome:
     seconds : float
     case_file : Path, optional
         The failing call on disk.
+    places : tuple of dict
+        Where the wrong elements lie, by leaf (`engine.places`).
     """
 
     status: str
     detail: str = ""
     seconds: float = 0.0
     case_file: Path | None = None
+    places: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ def hold_graph(subject: Subject, calls: Sequence[Mapping[str, Any]]) -> None:
             if strays := placement.strays():
                 raise Violation("\n".join([f"(replay {number})", *strays]))
         except Violation as violation:
-            raise Violation(str(violation), list(calls)) from None
+            raise Violation(str(violation), calls, violation.places) from None
     if not proved:
         raise Skipped("no replay changes anything: nothing would prove that work was captured")
 
@@ -321,7 +324,7 @@ def _repeat_hold(
     try:
         hold(subject, calls[-1], wanted, run, label)
     except Violation as violation:
-        raise Violation(str(violation), calls) from None
+        raise Violation(str(violation), calls, violation.places) from None
 
 
 def _hold_earlier(
@@ -416,7 +419,7 @@ def check_fuzz(subject: Subject) -> None:
             if deadline is None:
                 deadline = time.monotonic() + SHRINK_SECONDS[subject.profile]
             body = f"{violation}\n  params: {params!r}, data seed {seed}"
-            failures[key] = last = Violation(body, violation.calls or [call])
+            failures[key] = last = Violation(body, violation.calls or [call], violation.places)
             raise last from None
 
     try:
@@ -532,7 +535,7 @@ def _failed(subject: Subject, target: Target, violation: Violation) -> Outcome:
                 f"verify --op {subject.spec.name} --impl {subject.implementation} "
                 f"--profile {subject.profile} --seed {subject.seed}"
             )
-    return Outcome("failed", "\n".join(lines), case_file=path)
+    return Outcome("failed", "\n".join(lines), case_file=path, places=violation.places)
 
 
 def _save(subject: Subject, target: Target, violation: Violation) -> Path:

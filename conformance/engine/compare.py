@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from draftproof.conformance.engine.judges import (
     same_bits,
     show,
 )
+from draftproof.conformance.engine.places import places
 from draftproof.conformance.engine.running import Run, Subject, Violation, Wanted
 from draftproof.conformance.engine.spec import Effect, OpSpec
 
@@ -51,8 +53,29 @@ def path_matches(path: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path) is not None
 
 
-def mismatches(wanted: Wanted, got: Mapping[str, Tensor], spec: OpSpec) -> list[str]:
-    """One paragraph for every tensor that is not as the contract wants it."""
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one tensor: a paragraph, and where its wrong elements lie."""
+
+    text: str
+    places: dict[str, Any] | None = None
+
+
+def violation_of(
+    problems: Sequence[Problem], calls: Sequence[Mapping[str, Any]], label: str = ""
+) -> Violation:
+    """The violation that says what is wrong with a call; only the first few tensors are shown."""
+    shown = problems[:SHOWN_TENSORS]
+    lines = [f"({label})"] if label else []
+    lines += [problem.text for problem in shown]
+    if more := len(problems) - len(shown):
+        lines.append(f"... and {more} more tensors are wrong")
+    places = [problem.places for problem in shown if problem.places is not None]
+    return Violation("\n".join(lines), calls, places)
+
+
+def mismatches(wanted: Wanted, got: Mapping[str, Tensor], spec: OpSpec) -> list[Problem]:
+    """One problem for every tensor that is not as the contract wants it."""
     everything = {**wanted.after, **wanted.returned}
     home = next((tensor.device for tensor in everything.values()), torch.device("cpu"))
     # An unexpected extra return value is no concern of the contract; a missing one is.
@@ -61,17 +84,15 @@ def mismatches(wanted: Wanted, got: Mapping[str, Tensor], spec: OpSpec) -> list[
     for path, want in everything.items():
         have = got_all.get(path)
         if have is None:
-            problems.append(f"{path}: nothing was returned where {kind_of(want)} is due")
+            text = f"{path}: nothing was returned where {kind_of(want)} is due"
+            problems.append(Problem(text))
             continue
         if have.shape != want.shape or have.dtype != want.dtype:
-            problems.append(f"{path}: {kind_of(have)} instead of {kind_of(want)}")
+            problems.append(Problem(f"{path}: {kind_of(have)} instead of {kind_of(want)}"))
             continue
         problem = _leaf_problem(spec, path, wanted, want, have, everything, got_all)
-        if problem:
+        if problem is not None:
             problems.append(problem)
-    if len(problems) > SHOWN_TENSORS:
-        more = len(problems) - SHOWN_TENSORS
-        problems = [*problems[:SHOWN_TENSORS], f"... and {more} more tensors are wrong"]
     return problems
 
 
@@ -87,7 +108,7 @@ def _leaf_problem(
     have: Tensor,
     wanted_all: Mapping[str, Tensor],
     got_all: Mapping[str, Tensor],
-) -> str | None:
+) -> Problem | None:
     effect = effect_of(spec, path)
     if isinstance(effect.judge if effect else Bits(), Bits) and same_bits(want, have):
         return None
@@ -123,7 +144,7 @@ def _leaf_problem(
     if count > SHOWN_ELEMENTS:
         lines.append(f"  ... and {count - SHOWN_ELEMENTS} more")
     lines.append(f"  rule: {rule}")
-    return "\n".join(lines)
+    return Problem("\n".join(lines), places(path, wrong, rule))
 
 
 def first_indices(wrong: Tensor) -> list[tuple[int, ...]]:
@@ -154,7 +175,7 @@ def hold(
     """Raise a violation if the outcome of a run is not what the contract wants."""
     problems = mismatches(wanted, {**run.placement.views, **run.returned(wanted)}, subject.spec)
     if problems:
-        raise Violation("\n".join(([f"({label})"] if label else []) + problems), [call])
+        raise violation_of(problems, [call], label)
 
 
 def hold_alike(
@@ -184,4 +205,5 @@ def hold_alike(
                 f"{path}: {meaning}: {int(unequal.sum())} of {unequal.numel()} elements differ\n"
                 f"  [{', '.join(map(str, index))}] {show(one[index])} and {show(other[index])}",
                 [call],
+                [places(path, unequal, meaning)],
             )

@@ -35,11 +35,26 @@ ON_DEVICE_BYTES = 1 << 24
 
 
 class Violation(Exception):
-    """The implementation broke its contract; the message is the report's body."""
+    """The implementation broke its contract; the message is the report's body.
 
-    def __init__(self, message: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:
+    Parameters
+    ----------
+    message : str
+    calls : sequence of mapping
+        What the case file of it holds.
+    places : sequence of dict
+        Where the wrong elements lie, by leaf (`engine.places`).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        calls: Sequence[Mapping[str, Any]] = (),
+        places: Sequence[dict[str, Any]] = (),
+    ) -> None:
         super().__init__(message)
         self.calls = list(calls)
+        self.places = tuple(places)
 
 
 class Skipped(Exception):

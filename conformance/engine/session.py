@@ -42,6 +42,8 @@ class Result:
     seconds: float = 0.0
     detail: str = ""
     case_file: str | None = None
+    places: tuple[dict[str, Any], ...] = ()
+    """Where the wrong elements lie, a picture of each tensor (`engine.places`)."""
     ended: str = ""
     """ "crash" or "timeout", of a failed check that did not come to an end."""
     known: str | None = None
@@ -227,6 +229,7 @@ class Runner:
             round(outcome.seconds, 4),
             outcome.detail,
             None if outcome.case_file is None else str(outcome.case_file),
+            outcome.places,
         )
 
     def _subject(self, op: str) -> Any:
@@ -388,10 +391,15 @@ class Report:
                 **({"specs": _digests(settings.specs)} if settings.specs else {}),
                 **({"known": _digests((settings.known,))} if settings.known else {}),
             },
-            "results": [asdict(result) for result in self.results],
+            "results": [_without_empty_places(asdict(result)) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},
             **({"stale": self.stale} if settings.known else {}),
         }
+
+
+def _without_empty_places(result: dict[str, Any]) -> dict[str, Any]:
+    """A result as it is written: only mismatches have pictures."""
+    return {name: value for name, value in result.items() if name != "places" or value}
 
 
 def _digests(files: Iterable[str]) -> dict[str, str]:

@@ -95,7 +95,9 @@ BAD_USE: list[tuple[list[str], list[str]]] = [
     (["verify", "--impl", "number.py"], ["number.py", "c128_cleanup is a int"]),
     (["verify", "--profile", "huge"], ["huge", "quick"]),
     (["verify", "--json", "no/such/folder.json"], ["--json no/such/folder.json"]),
+    (["verify", "--html", "no/such/page.html"], ["--html no/such/page.html"]),
     (["verify", "--nonsense"], ["--nonsense"]),
+    (["history", "missing"], ["missing: not a folder"]),
     (["verify", "--check", "nonsense"], ["--check nonsense", "no such check", "eager"]),
     (["verify", "--jobs", "0"], ["--jobs 0", "at least 1"]),
     (["verify", "--timeout", "0"], ["--timeout 0", "more than 0 s"]),
@@ -365,8 +367,13 @@ def test_triton_loaded_in_the_wrong_mode_is_one_clear_error(tmp_path: Path) -> N
 
 def test_a_failure_writes_a_case_file_that_replays_on_any_implementation(tmp_path: Path) -> None:
     path = implementation(tmp_path, "accept_lens = accept_lens + 1")
-    done = plugin("--dp-impl", str(path), "-k", "eager and ring_of_100", folder=tmp_path)
+    only = ("-k", "eager and ring_of_100", "--dp-json=run.json", "--dp-html=run.html")
+    done = plugin("--dp-impl", str(path), *only, folder=tmp_path)
     assert done.returncode == 1
+    # Through a worker, as all code from outside runs.
+    (result,) = json.loads((tmp_path / "run.json").read_text())["results"]
+    assert result["places"][0]["pictures"]
+    assert '<svg class="picture"' in (tmp_path / "run.html").read_text()
     line = next(line for line in done.stdout.splitlines() if "draftproof replay" in line)
     case = line.split("draftproof replay ")[1].split(" --impl")[0]
     assert draftproof("replay", case, "--impl", str(path), folder=tmp_path).returncode == 1
