@@ -15,6 +15,7 @@ from draftproof.oracles.numerics import (
     encode_e4m3,
     mxfp8_code,
     mxfp8_multiplier,
+    power_of_two,
     scale_by_multiplier,
     widen_bf16,
 )
@@ -97,7 +98,7 @@ def decode(data: Tensor, codes: Tensor) -> Tensor:
 
 def scale(codes: Tensor) -> Tensor:
     """Give the value of UE8M0 codes: float64 of their shape, 2^(code - 127), NaN for 255."""
-    return torch.where(codes == NAN_CODE, torch.nan, torch.exp2(codes.double() - 127.0))
+    return torch.where(codes == NAN_CODE, torch.nan, power_of_two(codes.long() - 127))
 
 
 def swizzled_length(rows: int, groups: int) -> int:

@@ -161,7 +161,37 @@ def sqrt32(x: torch.Tensor) -> torch.Tensor:
         If `x` is not float32.
     """
     _require_dtype("x", x, torch.float32)
-    return torch.sqrt(x.double()).float()
+    # A vectorised float64 root need not be correctly rounded on every host, so that its float32
+    # neighbour may be taken: the squares of the two midpoints, exact in float64, decide.
+    root = torch.sqrt(x.double()).float()
+    normal = torch.isfinite(x) & (x > 0)
+    bits = _bits(torch.where(normal, root, 1.0))
+    below = (_float(bits - 1).double() + _float(bits).double()) / 2
+    above = (_float(bits).double() + _float(bits + 1).double()) / 2
+    bits = bits + (above * above < x.double()).long() - (below * below > x.double()).long()
+    return torch.where(normal, _float(bits), root)
+
+
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """Give 2^exponent exactly: a vectorised `exp2` need not be exact on every host.
+
+    Parameters
+    ----------
+    exponent : torch.Tensor
+        int64, any shape.
+
+    Returns
+    -------
+    torch.Tensor
+        float64 of its shape; exponents are held within -1022..1023, the normal numbers.
+
+    Raises
+    ------
+    ValueError
+        If `exponent` is not int64.
+    """
+    _require_dtype("exponent", exponent, torch.int64)
+    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
 
 
 def encode_e4m3(x: torch.Tensor) -> torch.Tensor:

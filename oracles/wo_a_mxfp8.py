@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftproof.oracles import mxfp8
-from draftproof.oracles.numerics import mxfp8_multiplier, round_bf16, widen_bf16
+from draftproof.oracles.numerics import mxfp8_multiplier, power_of_two, round_bf16, widen_bf16
 
 SPLITS = 8
 """Partial sums of every output, over consecutive ranges of D."""
@@ -266,7 +266,7 @@ def _is_exact(x: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
     # Every term is a multiple of 2^step, where the steps of both factors add up.
     step = _finest_step(x)[:, :, :, None] + _finest_step(weight).transpose(1, 2)[None]
     step = step.permute(2, 0, 1, 3)
-    fits = (step >= -149) & (magnitude < torch.exp2(step + EXACT_BITS))
+    fits = (step >= -149) & (magnitude < power_of_two(step + EXACT_BITS))
     # One product of two bf16 has 16 bits.
     alone = (terms == 1) & (magnitude >= 2.0**-126)
     return (magnitude < 2.0**128) & (fits | alone)
@@ -275,14 +275,15 @@ def _is_exact(x: Tensor, weight: Tensor, magnitude: Tensor) -> Tensor:
 def _finest_step(values: Tensor) -> Tensor:
     """Give, for each split, the exponent of the lowest bit that is set in any bf16 value.
 
-    Float64 ``[.., .., 8]``; far above every exponent where all values are 0.
+    int64 ``[.., .., 8]``; far above every exponent where all values are 0.
     """
     bits = values.view(torch.int16).to(torch.int32)
     exponent, mantissa = (bits >> 7) & 0xFF, bits & 0x7F
     mantissa = torch.where(exponent > 0, mantissa | 0x80, mantissa)
-    lowest = torch.log2((mantissa & -mantissa).clamp(min=1).float())
-    step = torch.where(mantissa == 0, 1000.0, exponent.clamp(min=1) - 134 + lowest)
-    return step.reshape(*values.shape[:2], SPLITS, -1).amin(-1).double()
+    # Zeros below the lowest bit that is set: the 8 bits have at most 7.
+    lowest = torch.stack([(mantissa & ((2 << k) - 1)) == 0 for k in range(7)]).sum(0)
+    step = torch.where(mantissa == 0, 1000, exponent.clamp(min=1) - 134 + lowest)
+    return step.reshape(*values.shape[:2], SPLITS, -1).amin(-1)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

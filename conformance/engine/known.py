@@ -6,7 +6,7 @@ check = ["eager", "graph"]      # one or several
 case = ["rows_past_*"]          # one or several; * and ? match anything
 ended = "crash"                 # left out for a wrong result; "crash" or "timeout" else
 reason = "row times stride is formed in 32 bits"
-link = "https://..."            # may be left out
+link = "https://server.example/7"  # may be left out
 """
 
 from __future__ import annotations

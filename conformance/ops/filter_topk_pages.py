@@ -353,6 +353,22 @@ def _layout_cases() -> list[Case]:
         Case("no_rows", _call(0, 9, 4, 4), noop=True),
         Case("no_places", _call(2, 9, 0, 4), noop=True, checks=("eager", "guards")),
         Case("one_of_everything", _call(1, 1, 1, 1, fill="1", choice="all")),
+        # The page of the index `width` would lie behind the table: nothing is loaded for it, nor
+        # for its neighbours, in any row.
+        Case(
+            "width_is_whole_pages",
+            _call(
+                3,
+                32,
+                9,
+                8,
+                fill="1",
+                index_pokes=[
+                    [None, at, stray] for at, stray in enumerate((32, -1, 33, 39, 40, -8))
+                ],
+            ),
+            checks=("eager", "guards"),
+        ),
         # Slices of wider buffers: a row's end is not the next one's start.
         Case(
             "width_5_in_stride_8",

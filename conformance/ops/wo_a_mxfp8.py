@@ -22,7 +22,7 @@ from draftproof.conformance.engine.spec import (
 )
 from draftproof.oracles import mxfp8
 from draftproof.oracles import wo_a_mxfp8 as oracle
-from draftproof.oracles.numerics import encode_e4m3, mxfp8_code, round_bf16
+from draftproof.oracles.numerics import encode_e4m3, mxfp8_code, power_of_two, round_bf16
 
 OPS = ("wo_a_mxfp8", "wo_a", "wo_a_partials", "quantize_partials")
 
@@ -141,7 +141,7 @@ def _integers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def _powers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     exponent = torch.randint(-3, 4, shape, generator=generator)
     sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
-    return (sign * torch.exp2(exponent.float())).bfloat16()
+    return (sign * power_of_two(exponent)).bfloat16()
 
 
 def _zeros(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

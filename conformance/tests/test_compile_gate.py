@@ -37,7 +37,8 @@ def faulty(report: Report, name: str) -> set[str]:
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_for_every_gpu_and_spills_nowhere() -> None:
     report = compile_gate.compile_kernels(list(load_specs()))
-    assert {kernel.op for kernel in report.kernels} == set(load_specs())
+    # A kernel that several ops launch alike is compiled once, for the first of them.
+    assert {kernel.op for kernel in report.kernels} == set(load_specs()) - {"wo_a_partials"}
     assert {kernel.target for kernel in report.kernels} == set(compile_gate.TARGETS)
     assert {kernel.aligned for kernel in report.kernels} == {True, False}
     assert not compile_gate.faults(report)

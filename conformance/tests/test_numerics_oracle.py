@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -104,6 +105,22 @@ def test_square_root_is_correctly_rounded() -> None:
     squares = float_sets.with_neighbours(roots * roots)
     x = torch.cat([float_sets.edges(), squares, float_sets.random_bits(10_000, seed=8)])
     assert not disagreements("sqrt32", x)
+
+
+@pytest.mark.parametrize("error", [-(2.0**-25), -(2.0**-30), 2.0**-30, 2.0**-25])
+def test_square_root_does_not_depend_on_the_hosts(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = torch.sqrt
+    monkeypatch.setattr(torch, "sqrt", lambda x: root(x) * (1 + error))
+    assert not disagreements("sqrt32", torch.cat([float_sets.edges(), -float_sets.edges()]))
+
+
+def test_powers_of_two_are_exact() -> None:
+    exponents = torch.arange(-1022, 1024)
+    want = [math.ldexp(1.0, exponent) for exponent in exponents.tolist()]
+    assert numerics.power_of_two(exponents).tolist() == want
+    assert numerics.power_of_two(torch.tensor([-2000, 2000])).tolist() == [want[0], want[-1]]
 
 
 def test_e4m3_encoding_is_exact_on_every_tie_bf16_and_edge() -> None:
@@ -271,6 +288,7 @@ NAN = torch.tensor([0.0, torch.nan])
         (lambda: numerics.fma32(F32, F64, F32), "b must be torch.float32, got torch.float64"),
         (lambda: numerics.div32(F32, F64), "b must be"),
         (lambda: numerics.sqrt32(F64), "x must be"),
+        (lambda: numerics.power_of_two(F64), "exponent must be"),
         (lambda: numerics.encode_e4m3(F64), "x must be"),
         (lambda: numerics.decode_e4m3(F32), "code must be"),
         (lambda: numerics.encode_e2m1(NAN), "x holds a NaN"),
