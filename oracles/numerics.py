@@ -51,12 +51,64 @@ def round_bf16(x: torch.Tensor) -> torch.Tensor:
     """
     _require_dtype("x", x, torch.float32, torch.float64)
     if x.dtype == torch.float64:
-        x = _odd_float32(x)
+        x = odd_float32(x)
     bits = _bits(x)
     upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = ((bits >> 16) & 0x8000) | 0x7FC0
     upper = torch.where((bits & _MAGNITUDE) > _INF_BITS, quiet, upper)
     return _signed16(upper).view(torch.bfloat16)
+
+
+def round_fp16(x: torch.Tensor) -> torch.Tensor:
+    """Round float64 or float32 once to float16, to nearest even.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        float64 or float32, any shape.
+
+    Returns
+    -------
+    torch.Tensor
+        float16; subnormals kept, beyond the largest an infinity, NaN stays NaN.
+
+    Raises
+    ------
+    ValueError
+        If `x` is of another dtype.
+    """
+    _require_dtype("x", x, torch.float64, torch.float32)
+    # A cast from float64 goes by way of float32 and would round twice.
+    return (odd_float32(x) if x.dtype is torch.float64 else x).to(torch.float16)
+
+
+def odd_float32(x: torch.Tensor) -> torch.Tensor:
+    """Round float64 to float32 to odd, so that a second rounding to fewer digits is the only one.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        float64, any shape.
+
+    Returns
+    -------
+    torch.Tensor
+        float32: `x` where float32 holds it, else the neighbour whose last bit is 1.
+
+    Raises
+    ------
+    ValueError
+        If `x` is not float64.
+    """
+    _require_dtype("x", x, torch.float64)
+    near = x.float()
+    bits = _bits(near)
+    towards = torch.where(near.double().abs() > x.abs(), bits - 1, bits + 1)
+    inexact = torch.isfinite(near) & (near.double() != x) & ((bits & 1) == 0)
+    # A zero that lost a sliver becomes the smallest subnormal, whose sign the bits already carry.
+    bits = torch.where(inexact, towards, bits)
+    signed = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
+    return signed.to(torch.int32).view(torch.float32)
 
 
 def widen_bf16(x: torch.Tensor) -> torch.Tensor:
@@ -570,15 +622,3 @@ def _float(bits: torch.Tensor) -> torch.Tensor:
 def _signed16(bits: torch.Tensor) -> torch.Tensor:
     """Give 0..65535 the int16 of the same bits without relying on how a cast overflows."""
     return torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16)
-
-
-def _odd_float32(x: torch.Tensor) -> torch.Tensor:
-    """Round float64 to float32 to odd, so that a second rounding to bfloat16 is the only one."""
-    near = x.float()
-    bits = _bits(near)
-    towards = torch.where(near.double().abs() > x.abs(), bits - 1, bits + 1)
-    inexact = torch.isfinite(near) & (near.double() != x) & ((bits & 1) == 0)
-    # A zero that lost a sliver becomes the smallest subnormal, whose sign the bits already carry.
-    bits = torch.where(inexact, towards, bits)
-    signed = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
-    return signed.to(torch.int32).view(torch.float32)

@@ -38,7 +38,7 @@ def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for index, value in enumerate(tree):
             yield from walk(value, f"{path}.{names[index]}" if names else f"{path}[{index}]")
     else:
-        for name, value in _attributes(tree).items():
+        for name, value in attributes(tree).items():
             yield from walk(value, f"{path}.{name}")
 
 
@@ -73,7 +73,7 @@ def replace(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") 
             return values
         return type(tree)(*values) if names else tuple(values)
     fresh = copy.copy(tree)
-    for name, value in _attributes(tree).items():
+    for name, value in attributes(tree).items():
         object.__setattr__(fresh, name, replace(value, change, f"{path}.{name}"))
     return fresh
 
@@ -82,7 +82,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object of a call, by name; TypeError for what has none."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "__dict__"):
@@ -92,6 +93,13 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type through which elements of a size are copied and compared, bit for bit."""
+
+
+def patterns(tensor: Tensor) -> Tensor:
+    """The same memory as integers; 16 bytes are two elements of 8, in a dimension of their own."""
+    if tensor.element_size() > 8:
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(BITS[tensor.element_size()])
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,10 @@ POISONS = (
             torch.float16: 0x7EDE,
             torch.float8_e4m3fn: 0x7F,
             torch.float8_e5m2: 0x7F,
+            # Of these 0x80 is the only NaN, and there are no infinities.
+            torch.float8_e4m3fnuz: 0x80,
+            torch.float8_e5m2fnuz: 0x80,
+            torch.float8_e8m0fnu: 0xFF,
         },
         integer=0,
         byte=0x5A,
@@ -150,6 +162,9 @@ POISONS = (
             torch.float16: 0x7C00,
             torch.float8_e4m3fn: 0x7E,
             torch.float8_e5m2: 0x7C,
+            torch.float8_e4m3fnuz: 0x7F,
+            torch.float8_e5m2fnuz: 0x7F,
+            torch.float8_e8m0fnu: 0xFE,
         },
         integer=1,
         byte=0xA5,
@@ -171,10 +186,10 @@ def _typed(memory: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _bit_fill(view: Tensor, pattern: int) -> None:
-    width = 8 * view.element_size()
+    width = 8 * min(8, view.element_size())
     if width > 8 and pattern >> (width - 1):
         pattern -= 1 << width
-    view.view(BITS[view.element_size()]).fill_(pattern)
+    patterns(view).fill_(pattern)
 
 
 def byte_fill(view: Tensor, byte: int) -> None:
@@ -184,7 +199,8 @@ def byte_fill(view: Tensor, byte: int) -> None:
     if view.dtype is torch.bool:
         view.fill_(bool(byte & 0x80))
     else:
-        _bit_fill(view, int.from_bytes(bytes([byte]) * view.element_size(), "little"))
+        size = min(8, view.element_size())
+        _bit_fill(view, int.from_bytes(bytes([byte]) * size, "little"))
 
 
 def copy_bits(target: Tensor, source: Tensor) -> None:
@@ -193,8 +209,7 @@ def copy_bits(target: Tensor, source: Tensor) -> None:
         if target.stride(dim) == 0 and target.shape[dim] > 1:
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     if target.numel():
-        kind = BITS[target.element_size()]
-        target.view(kind).copy_(source.view(kind))
+        patterns(target).copy_(patterns(source))
 
 
 @dataclass(frozen=True)
@@ -434,12 +449,15 @@ GROWTHS = 3
 def restride(
     call: Mapping[str, Any], strides: Mapping[str, str], pad: int, growth: int = 0
 ) -> dict[str, Any]:
-    """The same call with the tensors named in `strides` (path to "rows" or "any") spread out.
+    """The same call with the tensors named in `strides` spread out as far as each may be.
 
     Parameters
     ----------
+    strides : mapping of str to str
+        Path to "outer" (dimension 0 alone), "rows" (all but the last) or "any" (all).
     pad : int
-        Elements added to each row; with "any", neighbours in the last dimension also stand
+        Elements added to each row, and to whatever each further free dimension counts: no stride
+        then follows from another. With "any", neighbours in the last dimension also stand
         `pad + 1` elements apart. Tensors that share storage are left alone.
     growth : int
         What is added to `pad` from one tensor to the next, `GROWTHS` times: strides of one tensor
@@ -458,14 +476,15 @@ def restride(
         kind = strides.get(path)
         if kind is None or path in shared or 0 in tensor.stride() or not tensor.numel():
             return tensor
-        if tensor.dim() < 2 and kind != "any":
+        # The last dimension of a vector is its first, too.
+        apart = kind == "any" or (kind == "outer" and tensor.dim() == 1)
+        if tensor.dim() < 2 and not apart:
             return tensor
         own = pad + growth * (next(number) % (GROWTHS + 1))
-        step = own + 1 if kind == "any" else 1
-        spread, widths = [], step
-        for size in reversed(tensor.shape):
-            spread.append(widths)
-            widths = widths * size + (own if len(spread) == 1 else 0)
+        spread = [own + 1 if apart else 1]
+        for dim in range(tensor.dim() - 1, 0, -1):
+            free = kind != "outer" or dim == 1
+            spread.append(spread[-1] * tensor.shape[dim] + (own if free else 0))
         stride = tuple(reversed(spread))
         room = torch.zeros(
             1 + sum((n - 1) * s for n, s in zip(tensor.shape, stride, strict=True)),

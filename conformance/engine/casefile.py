@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftproof.conformance.engine.calls import copy_bits, geometry, leaves
+from draftproof.conformance.engine.calls import attributes, copy_bits, geometry, leaves
 from draftproof.conformance.names import Refused
 
 SCHEMA = "draftproof.case/1"
@@ -200,10 +201,26 @@ def _encode(value: Any, path: str) -> Any:
         return {"int": str(value)}
     if isinstance(value, float):
         return {"float64": struct.pack(">d", value).hex(), "about": repr(value)}
+    if isinstance(value, complex):
+        parts = struct.pack(">dd", value.real, value.imag).hex()
+        return {"complex128": parts, "about": repr(value)}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        named = zip(value._fields, value, strict=True)
+        return {
+            "object": {name: _encode(item, f"{path}.{name}") for name, item in named},
+            "class": type(value).__name__,
+            "fields": list(value._fields),
+        }
     if isinstance(value, (list, tuple)):
         return {"list": [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]}
     return {
-        "object": {name: _encode(item, f"{path}.{name}") for name, item in vars(value).items()},
+        "object": {
+            name: _encode(item, f"{path}.{name}") for name, item in attributes(value).items()
+        },
         "class": type(value).__name__,
     }
 
@@ -215,19 +232,36 @@ def _decode(node: dict[str, Any], found: Mapping[str, Tensor]) -> Any:
         return int(node["int"])
     if "float64" in node:
         return struct.unpack(">d", bytes.fromhex(node["float64"]))[0]
+    if "complex128" in node:
+        return complex(*struct.unpack(">dd", bytes.fromhex(node["complex128"])))
+    if "bytes" in node:
+        return bytes.fromhex(node["bytes"])
+    if "dtype" in node:
+        return _dtype(node["dtype"])
     if "list" in node:
         return [_decode(item, found) for item in node["list"]]
+    if "fields" in node:
+        named = [_decode(node["object"][name], found) for name in node["fields"]]
+        # Iterated, indexed and unpacked like the caller's own, and its attributes have the names.
+        return namedtuple(node["class"], node["fields"])(*named)
     if "object" in node:
         fields = {name: _decode(item, found) for name, item in node["object"].items()}
         return SimpleNamespace(**fields)
     return node["value"]
 
 
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"no dtype {name!r}")
+    return found
+
+
 def _fetch(entry: Mapping[str, Any], stored: Mapping[str, Tensor], data: Path) -> Tensor:
     tensor = stored[entry["tensor"]]
     if digest(tensor) != entry["sha256"]:
         raise BadCaseFile(f"{data}: tensor {entry['tensor']} was altered (SHA-256 differs)")
-    dtype = getattr(torch, entry["dtype"])
+    dtype = _dtype(entry["dtype"])
     if dtype.is_complex:
         return torch.view_as_complex(tensor)
     if tensor.dtype is not dtype:

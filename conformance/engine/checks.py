@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,9 @@ from draftproof.conformance.engine.calls import (
 )
 from draftproof.conformance.engine.compare import effect_of, hold, hold_alike, path_matches
 from draftproof.conformance.engine.judges import same_bits
+from draftproof.conformance.engine.laws import hold_law
 from draftproof.conformance.engine.running import (
+    NotProvided,
     Run,
     Skipped,
     Subject,
@@ -40,12 +42,22 @@ from draftproof.conformance.engine.running import (
     case_seed,
     changes_something,
     execute,
+    framed,
     invoke,
     raised,
     synchronize,
     wanted_of,
 )
-from draftproof.conformance.engine.spec import CASE_CHECKS, PROFILES, BadInput, Case, OpSpec, Params
+from draftproof.conformance.engine.spec import (
+    CASE_CHECKS,
+    PROFILES,
+    BadInput,
+    Case,
+    Law,
+    OpSpec,
+    Params,
+    Strides,
+)
 
 REPEATS = {"quick": (2, 2), "full": (5, 3), "soak": (20, 3)}
 """Calls on the same inputs, and on changed ones, in the check *repeat*."""
@@ -69,7 +81,7 @@ class Outcome:
     Parameters
     ----------
     status : str
-        "passed", "failed", "error" (the suite's own fault) or "skipped".
+        "passed", "failed", "error" (the suite's own fault), "skipped" or "not_provided".
     detail : str
         Report or reason; empty when passed.
     seconds : float
@@ -197,12 +209,12 @@ def check_strided(subject: Subject, case: Case) -> None:
         hold(subject, laid, wanted, run, label)
 
 
-def _allowed_strides(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, Literal["rows", "any"]]:
-    allowed: dict[str, Literal["rows", "any"]] = {}
+def _allowed_strides(spec: OpSpec, call: Mapping[str, Any]) -> dict[str, Strides]:
+    allowed: dict[str, Strides] = {}
     for path in leaves(call):
-        for pattern, kind in spec.strides.items():
-            if path_matches(path, pattern):
-                allowed[path] = kind
+        kinds = [kind for pattern, kind in spec.strides.items() if path_matches(path, pattern)]
+        if kinds:
+            allowed[path] = kinds[0]
     return allowed
 
 
@@ -248,7 +260,9 @@ def hold_graph(subject: Subject, calls: Sequence[Mapping[str, Any]]) -> None:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            returned = subject.function(**placement.args)
+            returned = framed(subject, placement.args, calls[0])
+    except Violation:
+        raise
     except Exception as error:
         raise Violation(f"capture failed: {raised(error)}", [calls[0]]) from error
     order = [*calls[1:], calls[0]]
@@ -470,6 +484,12 @@ def targets(spec: OpSpec, profile: str, *, cuda: bool) -> list[Target]:
             beyond = PROFILES.index(profile) > PROFILES.index(case.profile)
             if case.checks is None or check in case.checks or beyond:
                 found.append(Target(check, case.name, _on_case(check, case)))
+    found += [
+        Target("laws", f"{law.name}.{case.name}", on_law(law, case))
+        for law in spec.laws
+        for case in law.cases
+        if PROFILES.index(case.profile) <= PROFILES.index(profile)
+    ]
     found += [Target("invalid", bad.name, on_bad_input(bad)) for bad in spec.bad_inputs]
     return found
 
@@ -483,6 +503,20 @@ def _on_case(check: str, case: Case) -> Callable[[Subject], None]:
         if case.device == "cuda" and subject.device.type != "cuda":
             raise Skipped("this case needs a CUDA device")
         _BY_CASE[check](subject, case)
+
+    return run
+
+
+def on_law(
+    law: Law, case: Case, call: Mapping[str, Any] | None = None
+) -> Callable[[Subject], None]:
+    """What holds a law on a case; on `call` in place of the case's own, for a replay."""
+
+    def run(subject: Subject) -> None:
+        if case.device == "cuda" and subject.device.type != "cuda":
+            raise Skipped("this case needs a CUDA device")
+        own = _call(subject, case.params, f"{law.name}.{case.name}") if call is None else call
+        hold_law(subject, law, own)
 
     return run
 
@@ -501,6 +535,8 @@ def run_target(subject: Subject, target: Target) -> Outcome:
         outcome = _failed(subject, target, violation)
     except Skipped as skipped:
         outcome = Outcome("skipped", str(skipped))
+    except NotProvided as lacking:
+        outcome = Outcome("not_provided", str(lacking))
     except SuiteFault as fault:
         outcome = Outcome("error", f"{_title(subject, target)}\n{fault}")
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from draftproof.conformance.engine.judges import (
     show,
 )
 from draftproof.conformance.engine.places import places
-from draftproof.conformance.engine.running import Run, Subject, Violation, Wanted
-from draftproof.conformance.engine.spec import Effect, OpSpec
+from draftproof.conformance.engine.running import Run, Subject, SuiteFault, Violation, Wanted
+from draftproof.conformance.engine.spec import Effect, OpSpec, Part
 
 SHOWN_ELEMENTS = 4
 """Wrong elements of one tensor that a report shows."""
@@ -90,9 +91,7 @@ def mismatches(wanted: Wanted, got: Mapping[str, Tensor], spec: OpSpec) -> list[
         if have.shape != want.shape or have.dtype != want.dtype:
             problems.append(Problem(f"{path}: {kind_of(have)} instead of {kind_of(want)}"))
             continue
-        problem = _leaf_problem(spec, path, wanted, want, have, everything, got_all)
-        if problem is not None:
-            problems.append(problem)
+        problems += _leaf_problems(spec, path, wanted, want, have, everything, got_all)
     return problems
 
 
@@ -100,7 +99,72 @@ def kind_of(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _leaf_problem(
+UNTOUCHED = Part("the op does not write this tensor: every byte must stay", Bits(nan="payload"))
+
+
+def viewed(tensor: Tensor, view: torch.dtype | None) -> Tensor:
+    """A copy of a leaf with the bytes of each row read as another type; the leaf itself for None.
+
+    Bytes at a row's end that do not fill an element are left out.
+    """
+    if view is None:
+        return tensor
+    if not tensor.dim():
+        raise SuiteFault(f"a tensor without dimensions has no rows to be read as {view}")
+    raw = tensor.contiguous().clone().view(torch.uint8)
+    whole = raw.shape[-1] // view.itemsize * view.itemsize
+    return raw[..., :whole].contiguous().view(view)
+
+
+def regions_of(
+    effect: Effect, before: dict[str, Any], path: str, leaf: Tensor
+) -> list[Tensor | None]:
+    """Where each part of an effect decides, in the shape of its view; None: everywhere.
+
+    Raises
+    ------
+    SuiteFault
+        If a region has another shape or type, or two parts cover one byte.
+    """
+    found: list[Tensor | None] = []
+    for part in effect.all_parts:
+        if part.region is None:
+            found.append(None)
+            continue
+        region = part.region(before, path).to(leaf.device)
+        shape = viewed(leaf, part.view).shape
+        if region.dtype is not torch.bool or region.shape != shape:
+            raise SuiteFault(
+                f"{path}: the region of {part.rule!r} is {kind_of(region)}, not bool{list(shape)}"
+            )
+        found.append(region)
+    if len(found) > 1:
+        _covered(effect, path, leaf, found)
+    return found
+
+
+def _covered(effect: Effect, path: str, leaf: Tensor, regions: Sequence[Tensor | None]) -> Tensor:
+    """Which bytes of a leaf's rows some part decides; no byte belongs to two."""
+    taken = torch.zeros_like(viewed(leaf, torch.uint8), dtype=torch.bool)
+    owners: list[str] = []
+    for part, region in zip(effect.all_parts, regions, strict=True):
+        size = part.view.itemsize if part.view else leaf.element_size()
+        if region is None:
+            region = torch.ones_like(viewed(leaf, part.view), dtype=torch.bool)
+        own = torch.zeros_like(taken)
+        own[..., : region.shape[-1] * size] = region.repeat_interleave(size, dim=-1)
+        if bool((taken & own).any()):
+            at = first_indices(taken & own)[0]
+            raise SuiteFault(
+                f"{path}: byte [{', '.join(map(str, at))}] belongs to {part.rule!r} and to "
+                f"another of its parts: {owners}"
+            )
+        taken |= own
+        owners.append(part.rule)
+    return taken
+
+
+def _leaf_problems(
     spec: OpSpec,
     path: str,
     wanted: Wanted,
@@ -108,43 +172,61 @@ def _leaf_problem(
     have: Tensor,
     wanted_all: Mapping[str, Tensor],
     got_all: Mapping[str, Tensor],
-) -> Problem | None:
-    effect = effect_of(spec, path)
-    if isinstance(effect.judge if effect else Bits(), Bits) and same_bits(want, have):
-        return None
-    look = Look(wanted.before, path, want, have, wanted_all, got_all)
-    exact = Bits(nan="payload")
-    judge: Judge
-    if effect is None:
-        wrong = exact.wrong(look)
-        judge, rule = exact, "the op does not write this tensor: every byte must stay"
-    elif effect.region is None:
-        judge, rule = effect.judge, effect.rule
-        wrong = judge.wrong(look)
-    else:
-        region = effect.region(wanted.before, path).to(have.device)
-        outside = exact.wrong(look) & ~region
-        if bool(outside.any()):
-            judge, wrong = exact, outside
-            rule = f"nothing outside what the rule names may change ({effect.rule})"
-        else:
-            judge, rule = effect.judge, effect.rule
-            wrong = judge.wrong(look) & region
-    count = int(wrong.sum())
-    if not count:
-        return None
-    lines = [f"{path}: {count} of {wrong.numel()} elements are wrong"]
+) -> list[Problem]:
+    effect = effect_of(spec, path) or Effect(path, parts=(UNTOUCHED,))
+    parts = effect.all_parts
+    # Parts that overlap are a fault of the spec, whatever the bits are.
+    regions = regions_of(effect, wanted.before, path, have) if len(parts) > 1 else None
+    if all(isinstance(part.judge, Bits) for part in parts) and same_bits(want, have):
+        return []
+    if regions is None:
+        regions = regions_of(effect, wanted.before, path, have)
     before = leaves(wanted.before).get(path)
+    exact = Bits(nan="payload")
+
+    def problem(part: Part, judge: Judge, region: Tensor | None) -> Problem | None:
+        one, other = viewed(want, part.view), viewed(have, part.view)
+        look = Look(wanted.before, path, one, other, wanted_all, got_all)
+        wrong = judge.wrong(look)
+        if region is not None:
+            wrong = wrong & region
+        if not bool(wrong.any()):
+            return None
+        was = None if before is None else viewed(before, part.view)
+        return _described(path, part, judge, look, wrong, was)
+
+    outside = None
+    if len(parts) > 1 or parts[0].view is not None:
+        free = ~_covered(effect, path, have, regions)
+        if bool(free.any()):
+            rules = "; ".join(part.rule for part in parts)
+            rest = Part(f"nothing outside what the rules name may change ({rules})")
+            outside = problem(dataclasses.replace(rest, view=torch.uint8), exact, free)
+    elif regions[0] is not None:
+        rest = Part(f"nothing outside what the rule names may change ({parts[0].rule})")
+        outside = problem(rest, exact, ~regions[0])
+    if outside is not None:
+        return [outside]
+    found = (problem(part, part.judge, at) for part, at in zip(parts, regions, strict=True))
+    return [each for each in found if each is not None]
+
+
+def _described(
+    path: str, part: Part, judge: Judge, look: Look, wrong: Tensor, was: Tensor | None
+) -> Problem:
+    label = f"{path} as {str(part.view).removeprefix('torch.')}" if part.view else path
+    count = int(wrong.sum())
+    lines = [f"{label}: {count} of {wrong.numel()} elements are wrong"]
     for index in first_indices(wrong):
         line = f"  [{', '.join(map(str, index))}] expected {judge.wants(look, index)}"
-        line += f", got {show(have[index])}"
-        if before is not None:
-            line += f", was {show(before[index])} before"
+        line += f", got {show(look.got[index])}"
+        if was is not None:
+            line += f", was {show(was[index])} before"
         lines.append(line)
     if count > SHOWN_ELEMENTS:
         lines.append(f"  ... and {count - SHOWN_ELEMENTS} more")
-    lines.append(f"  rule: {rule}")
-    return Problem("\n".join(lines), places(path, wrong, rule))
+    lines.append(f"  rule: {part.rule}")
+    return Problem("\n".join(lines), places(label, wrong, part.rule))
 
 
 def first_indices(wrong: Tensor) -> list[tuple[int, ...]]:
@@ -188,22 +270,31 @@ def hold_alike(
 ) -> None:
     """Raise a violation if two runs of one call gave other bits in anything that is specified."""
     for path, one in first.items():
-        effect = effect_of(subject.spec, path)
-        if effect is not None and isinstance(effect.judge, Anything):
+        effect = effect_of(subject.spec, path) or Effect(path, parts=(UNTOUCHED,))
+        if all(
+            isinstance(part.judge, Anything) and part.region is None for part in effect.all_parts
+        ):
             continue
         other = second.get(path)
         if other is None or other.shape != one.shape or other.dtype != one.dtype:
             raise Violation(f"{path}: {meaning}: {kind_of(one)} and then another kind", [call])
         if same_bits(one, other):
             continue
-        unequal = differing(one, other)
-        if effect is not None and effect.region is not None:
-            unequal &= effect.region(wanted.before, path).to(unequal.device)
-        if bool(unequal.any()):
+        regions = regions_of(effect, wanted.before, path, one)
+        for part, region in zip(effect.all_parts, regions, strict=True):
+            if isinstance(part.judge, Anything):
+                continue
+            left, right = viewed(one, part.view), viewed(other, part.view)
+            unequal = differing(left, right)
+            if region is not None:
+                unequal &= region
+            if not bool(unequal.any()):
+                continue
             index = first_indices(unequal)[0]
+            label = f"{path} as {str(part.view).removeprefix('torch.')}" if part.view else path
             raise Violation(
-                f"{path}: {meaning}: {int(unequal.sum())} of {unequal.numel()} elements differ\n"
-                f"  [{', '.join(map(str, index))}] {show(one[index])} and {show(other[index])}",
+                f"{label}: {meaning}: {int(unequal.sum())} of {unequal.numel()} elements differ\n"
+                f"  [{', '.join(map(str, index))}] {show(left[index])} and {show(right[index])}",
                 [call],
-                [places(path, unequal, meaning)],
+                [places(label, unequal, meaning)],
             )

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from draftproof.conformance.engine.calls import BITS
-from draftproof.oracles.numerics import round_bf16
+from draftproof.conformance.engine.calls import patterns
+from draftproof.oracles.numerics import encode_e4m3, odd_float32, round_bf16, round_fp16
 
 CHUNK_ELEMENTS = 1 << 26
 """Elements compared at a time, so that a comparison needs little memory beside the tensors."""
@@ -51,8 +51,11 @@ class Judge(Protocol):
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers of the same size: what a bit pattern comparison compares."""
-    return tensor.view(BITS[tensor.element_size()])
+    """The same memory as integers of the same size: what a bit pattern comparison compares.
+
+    An element of 16 bytes (complex128) becomes two, in a last dimension of its own.
+    """
+    return patterns(tensor)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -88,6 +91,8 @@ def differing(wanted: Tensor, got: Tensor, *, any_nan: bool = False) -> Tensor:
     for start in range(0, wanted.shape[0], rows):
         part = slice(start, start + rows)
         unequal = bits(wanted[part]) != bits(got[part])
+        if unequal.dim() > wanted.dim():
+            unequal = unequal.any(-1)
         if any_nan and bool(unequal.any()):
             unequal &= ~(is_nan(wanted[part]) & is_nan(got[part]))
         mask[part] = unequal
@@ -99,7 +104,10 @@ def show(value: Tensor) -> str:
     if value.dtype is torch.bool:
         return str(bool(value)).lower()
     digits = value.element_size() * 2
-    pattern = int(bits(value.reshape(1).cpu())) & ((1 << (4 * digits)) - 1)
+    width = 4 * digits if digits <= 16 else 64
+    pattern = 0
+    for word in bits(value.reshape(1).cpu()).flatten().tolist():
+        pattern = pattern << width | int(word) & ((1 << width) - 1)
     if value.is_complex():
         number = str(complex(value))
     elif value.is_floating_point():
@@ -140,11 +148,18 @@ class Anything:
         return "anything"
 
 
-def _rounded(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """A float64 bound rounded once, to nearest even, to bf16 or fp32."""
-    if bound.dtype is not torch.float64 or dtype not in (torch.bfloat16, torch.float32):
-        raise TypeError(f"no interval of {bound.dtype} bounds for a {dtype} output")
-    return round_bf16(bound) if dtype is torch.bfloat16 else bound.to(dtype)
+def _e4m3(bound: Tensor) -> Tensor:
+    return encode_e4m3(odd_float32(bound)).view(torch.float8_e4m3fn)
+
+
+ROUNDINGS: Mapping[torch.dtype, Callable[[Tensor], Tensor]] = {
+    torch.float64: lambda bound: bound,
+    torch.float32: lambda bound: bound.to(torch.float32),
+    torch.bfloat16: round_bf16,
+    torch.float16: round_fp16,
+    torch.float8_e4m3fn: _e4m3,
+}
+"""How a float64 bound becomes a number of a leaf's type: once, to nearest even; E4M3 saturates."""
 
 
 @dataclass(frozen=True)
@@ -155,20 +170,33 @@ class RoundedInterval:
     ----------
     bounds : callable
         `bounds(before, got_all, path) -> (lower, upper)`: float64 Tensors of the leaf's shape,
-        what the rule's error budget allows. Both are rounded to the leaf's type, to nearest even;
-        the element must lie between, ends included. Where both are NaN the element must be NaN;
-        elsewhere it must not. A zero of either sign is the same point of the interval.
+        what the rule's error budget allows. Both are rounded to the leaf's type; the element must
+        lie between, ends included. Where both are NaN the element must be NaN; elsewhere it must
+        not. A zero of either sign is the same point of the interval.
+    rounding : callable, optional
+        `rounding(bound) -> Tensor` of the leaf's type, or of its view's, from float64: any rounding
+        that never turns a larger bound into a smaller number (UE8M0 codes in uint8, for one).
+        None: the type's own in `ROUNDINGS`.
     """
 
     bounds: Callable[[dict[str, Any], Mapping[str, Tensor], str], tuple[Tensor, Tensor]]
+    rounding: Callable[[Tensor], Tensor] | None = None
 
     def ends(self, look: Look) -> tuple[Tensor, Tensor]:
         """Both bounds, rounded to the leaf's type."""
         lower, upper = self.bounds(look.before, look.got_all, look.path)
-        return (
-            _rounded(lower.to(look.got.device), look.got.dtype),
-            _rounded(upper.to(look.got.device), look.got.dtype),
-        )
+        return self._rounded(lower, look.got), self._rounded(upper, look.got)
+
+    def _rounded(self, bound: Tensor, like: Tensor) -> Tensor:
+        rounding = self.rounding or ROUNDINGS.get(like.dtype)
+        if bound.dtype is not torch.float64 or rounding is None:
+            raise TypeError(f"no interval of {bound.dtype} bounds for a {like.dtype} output")
+        if bound.shape != like.shape:
+            raise TypeError(f"bounds of shape {list(bound.shape)} for {list(like.shape)}")
+        rounded = rounding(bound.to(like.device))
+        if rounded.dtype is not like.dtype:
+            raise TypeError(f"bounds rounded to {rounded.dtype} for a {like.dtype} output")
+        return rounded
 
     def wrong(self, look: Look) -> Tensor:
         lower, upper = self.ends(look)

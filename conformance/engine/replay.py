@@ -14,6 +14,7 @@ from draftproof.conformance.engine.checks import (
     hold_graph,
     hold_once,
     on_bad_input,
+    on_law,
     only_written,
     run_target,
 )
@@ -59,6 +60,7 @@ def replay_file(path: Path, implementation: str | None, device: str) -> int:
     if function is None:
         raise BadImplementation(f"--impl {implementation}: has no {content.op}")
     subject = Subject(
+        peers=found.get,
         spec=spec,
         function=function,
         implementation=implementation,
@@ -71,7 +73,8 @@ def replay_file(path: Path, implementation: str | None, device: str) -> int:
     if outcome.status == "passed":
         print(f"{what} on {device}: passed")
         return 0
-    print(outcome.detail if outcome.status != "skipped" else f"{what}: skipped: {outcome.detail}")
+    said = {"skipped": f"{what}: skipped: ", "not_provided": f"{what}: not provided: "}
+    print(f"{said.get(outcome.status, '')}{outcome.detail}")
     sys.stdout.flush()
     return 3 if outcome.status == "error" else 1
 
@@ -83,6 +86,13 @@ def replay_target(content: casefile.CaseFile, spec: OpSpec) -> Target:
             if bad.name == content.case:
                 return Target("invalid", bad.name, on_bad_input(bad))
         raise casefile.BadCaseFile(f"op {spec.name} has no bad input {content.case!r}")
+
+    if content.check == "laws":
+        for law in spec.laws:
+            for case in law.cases:
+                if f"{law.name}.{case.name}" == content.case:
+                    return Target("laws", content.case, on_law(law, case, content.calls[0]))
+        raise casefile.BadCaseFile(f"op {spec.name} has no law and case {content.case!r}")
 
     def run(subject: Subject) -> None:
         calls = content.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,10 @@ class Skipped(Exception):
     """The check could not run; the message is the reason."""
 
 
+class NotProvided(Exception):
+    """The implementation lacks what the check calls; the message says what."""
+
+
 class SuiteFault(Exception):
     """The suite itself is wrong: a vacuous case, an oracle that writes its inputs."""
 
@@ -87,6 +92,8 @@ class Subject:
         Whether a bad input's error must name the argument.
     note : callable
         `note(text)`: told what is about to run, so that a crash can be traced.
+    peers : callable
+        `peers(op)`: the implementation's function for another op, or None; laws ask for it.
     """
 
     spec: OpSpec
@@ -99,6 +106,15 @@ class Subject:
     graph_reason: str | None = None
     named_errors: bool = False
     note: Callable[[str], None] = field(default=lambda text: None)
+    peers: Callable[[str], Callable[..., Any] | None] = field(default=lambda op: None)
+
+
+def peer_of(subject: Subject, op: str) -> Subject:
+    """The same implementation's other op, to be called and not judged."""
+    function = subject.function if op == subject.spec.name else subject.peers(op)
+    if function is None:
+        raise NotProvided(f"{subject.implementation} has no {op}")
+    return dataclasses.replace(subject, function=function)
 
 
 def case_seed(seed: int, name: str) -> int:
@@ -184,13 +200,21 @@ def invoke(subject: Subject, args: dict[str, Any], *calls: Mapping[str, Any]) ->
     `calls` are what a case file of such a violation holds.
     """
     casts.repair()
-    before = frame_of(args)
     try:
         with interpreter.quicker():
-            returned = subject.function(**args)
+            returned = framed(subject, args, *calls)
         synchronize(subject.device)
+    except Violation:
+        raise
     except (Exception, SystemExit) as error:
         raise Violation(raised(error), calls) from error
+    return returned
+
+
+def framed(subject: Subject, args: dict[str, Any], *calls: Mapping[str, Any]) -> Any:
+    """Call the implementation; that it moved or replaced one of its arguments is a violation."""
+    before = frame_of(args)
+    returned = subject.function(**args)
     after = frame_of(args)
     changed = sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
     if changed:

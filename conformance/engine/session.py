@@ -236,7 +236,6 @@ class Runner:
         """The implementation's function for an op, ready to be checked; None if it has none."""
         import torch
 
-        from draftproof.conformance.engine.containment import contained
         from draftproof.conformance.engine.implementations import resolve
         from draftproof.conformance.engine.registry import load_specs
         from draftproof.conformance.engine.running import Subject
@@ -246,12 +245,12 @@ class Runner:
                 # Also for code that imports it inside a call: casts are put right before.
                 import triton  # noqa: F401
             self._implementation = resolve(self.settings.implementation)
-        function = self._implementation.get(op)
+        function = self._function(op)
         if function is None:
             return None
         return Subject(
             spec=load_specs()[op],
-            function=function if self.settings.provided is None else contained(function),
+            function=function,
             implementation=self.settings.implementation,
             device=torch.device(self.settings.device),
             profile=self.settings.profile,
@@ -260,13 +259,29 @@ class Runner:
             graph_reason=self._implementation.graph_reason(op),
             named_errors=not self._implementation.outside,
             note=self.note,
+            peers=self._function,
         )
+
+    def _function(self, op: str) -> Any:
+        """The implementation's function for an op, None if it has none."""
+        from draftproof.conformance.engine.containment import contained
+
+        function = self._implementation.get(op)
+        if function is None or self.settings.provided is None:
+            return function
+        return contained(function)
 
     def _limit(self, job: Job) -> float:
         from draftproof.conformance.engine.registry import load_specs
 
-        cases = load_specs()[job.op].cases
-        own = [case.seconds for case in cases if case.name == job.case]
+        spec = load_specs()[job.op]
+        own = [case.seconds for case in spec.cases if case.name == job.case]
+        own += [
+            case.seconds
+            for law in spec.laws
+            for case in law.cases
+            if f"{law.name}.{case.name}" == job.case
+        ]
         return self.settings.limit(max(own, default=0.0))
 
     def _in_turn(self, subject: Any, job: Job, limit: float) -> Any:

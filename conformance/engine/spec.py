@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from draftproof.conformance.engine.judges import Bits, Judge
+from draftproof.conformance.names import CHECKS
 
 if TYPE_CHECKING:
+    import torch
     from hypothesis.strategies import SearchStrategy
     from torch import Tensor
+
+    from draftproof.conformance.engine.laws import LawRun
 
 Params = Mapping[str, Any]
 """Everything that a builder needs to make one call, JSON-serialisable: geometry, values, pokes."""
@@ -21,39 +25,88 @@ Params = Mapping[str, Any]
 Args = dict[str, Any]
 """A call's arguments by name: tensors, scalars, and lists, tuples or dataclasses of them."""
 
+Strides = Literal["outer", "rows", "any"]
+"""Which dimensions of a tensor may have any stride: the first, all but the last, all."""
+
+STRIDES = ("outer", "rows", "any")
+
 PROFILES = ("quick", "full", "soak")
 """How much is run: each profile includes the cases of those before it."""
 
 CASE_CHECKS = ("eager", "guards", "poison", "strided", "graph", "repeat")
-"""The checks that run once for every case; `invalid` runs per bad input, `fuzz` once per op."""
+"""The checks that run once for every case; `invalid` runs per bad input, `fuzz` once per op, `laws`
+per law and its cases."""
+
+Region = Callable[[Args, str], "Tensor"]
+"""`region(before, path) -> bool Tensor`: where a judge decides, in the shape of the leaf, or of its
+view."""
 
 
 @dataclass(frozen=True)
-class Effect:
-    """One thing that an op writes.
+class Part:
+    """Some elements of a leaf, and how they are judged.
 
     Parameters
     ----------
-    paths : str
-        Pattern of leaf paths, `*` matching anything: `"states[*]"`, `"steps[*].page_table_1"`,
-        `"return[0]"`. A leaf that no effect names must keep every byte.
     rule : str
         The rule that a wrong element breaks, in one sentence; failure reports quote it.
     judge : Judge
         How got is held against wanted. `Bits()` compares bit patterns.
     region : callable, optional
-        `region(before, path) -> bool Tensor` of the leaf's shape: where the judge decides. Outside
-        it every byte must be what the oracle left there. None: the judge decides everywhere.
+        `region(before, path) -> bool Tensor` of the leaf's shape, or of its view's: where the
+        judge decides. None: everywhere.
+    view : torch.dtype, optional
+        The type as which the bytes of each row (the last dimension, taken as contiguous) are read;
+        bytes at a row's end that do not fill an element belong to no element. None: the leaf's own.
+    """
+
+    rule: str
+    judge: Judge = field(default_factory=Bits)
+    region: Region | None = None
+    view: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One thing that an op writes: a leaf, or several parts of one that are judged each its way.
+
+    Parameters
+    ----------
+    paths : str
+        Pattern of leaf paths, `*` matching anything: `"states[*]"`, `"steps[*].page_table_1"`,
+        `"return[0]"`. A leaf that no effect names must keep every byte. Of several effects that
+        name a leaf the first counts.
+    rule, judge, region, view
+        As of `Part`, for an effect of one part.
     reads : bool
         Whether the op reads the leaf's old content (`positions += 1` does). The old content of a
         leaf that is only written is replaced by two different fills in the check *poison*.
+    parts : sequence of Part
+        In place of `rule`, `judge`, `region` and `view`. No two may cover one byte. What none of
+        them covers must be, byte for byte, what the oracle left there.
     """
 
     paths: str
-    rule: str
+    rule: str = ""
     judge: Judge = field(default_factory=Bits)
-    region: Callable[[Args, str], Tensor] | None = None
+    region: Region | None = None
     reads: bool = False
+    view: torch.dtype | None = None
+    parts: Sequence[Part] = ()
+
+    def __post_init__(self) -> None:
+        own = self.rule or self.region is not None or self.view is not None
+        if self.parts and (own or self.judge != Bits()):
+            raise ValueError(f"effect {self.paths!r}: either parts or a rule of its own is due")
+        if not self.parts and not self.rule:
+            raise ValueError(f"effect {self.paths!r}: a rule is due")
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Its parts; of an effect without any, the one that it is itself."""
+        if self.parts:
+            return tuple(self.parts)
+        return (Part(self.rule, self.judge, self.region, self.view),)
 
 
 @dataclass(frozen=True)
@@ -118,6 +171,33 @@ class BadInput:
     names: str
     params: Params | None = None
     error: type[Exception] = ValueError
+
+
+@dataclass(frozen=True)
+class Law:
+    """What one implementation must keep with itself, whichever legal result it chose.
+
+    Parameters
+    ----------
+    name : str
+        Unique within the op; letters, digits and `_`. The check *laws* runs it as `name.case`.
+    rule : str
+        The law in one sentence; failure reports quote it.
+    holds : callable
+        `holds(run, args) -> None`: `args` is a case's call. `run.call(op, args)` calls the
+        implementation under test on a copy in guarded memory, `run.same(label, one, other)` and
+        `run.wrong(text)` say what broke.
+    cases : sequence of Case
+        The calls that it is held on; their `profile`, `device` and `seconds` count.
+    ops : sequence of str
+        Other ops that it calls. An implementation that lacks one is *not provided* with the law.
+    """
+
+    name: str
+    rule: str
+    holds: Callable[[LawRun, Args], None]
+    cases: Sequence[Case]
+    ops: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -197,14 +277,16 @@ class OpSpec:
         the check *repeat*: what an implementation keeps by address or by shape must not outlive
         the numbers it was made from.
     strides : mapping of str to str
-        Pattern of leaf paths to what the op allows: "rows" (unit stride in the last dimension
-        only), "any" (every dimension). Leaves not named are contiguous; their base may still
-        stand at any element.
+        Pattern of leaf paths to what the op allows: "outer" (dimension 0 alone is free), "rows"
+        (all but the last, which has unit stride), "any" (every dimension). Of several patterns
+        that fit, the first counts. Leaves not named are contiguous; their base may still stand at
+        any element.
     bench : callable, optional
         `bench() -> list of BenchPoint`.
     functions : mapping of str to callable
         The op's own implementations where they do not stand in the rooms of `family`: of an op
         from outside, "oracle" and, if there are any, "triton" and "baseline".
+    laws : sequence of Law
     """
 
     name: str
@@ -218,10 +300,10 @@ class OpSpec:
     family: str = ""
     replays: Callable[[Params], list[Params]] | None = None
     rescale: Callable[[Args], Args] | None = None
-    strides: Mapping[str, Literal["rows", "any"]] = field(default_factory=dict)
+    strides: Mapping[str, Strides] = field(default_factory=dict)
     bench: Callable[[], list[BenchPoint]] | None = None
-
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    laws: Sequence[Law] = ()
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -229,13 +311,21 @@ class OpSpec:
         for kind, names in (
             ("case", [case.name for case in self.cases]),
             ("bad input", [bad.name for bad in self.bad_inputs]),
+            ("law", [law.name for law in self.laws]),
+            *((f"law {law.name}: case", [case.name for case in law.cases]) for law in self.laws),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{self.name}: {kind} {twice[0]!r} is defined twice")
             if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_]+", name)]:
                 raise ValueError(f"{self.name}: {kind} {odd[0]!r}: letters, digits and _ are due")
-        for case in self.cases:
+        for law in self.laws:
+            if not law.cases:
+                raise ValueError(f"{self.name}: law {law.name} has no cases")
+        for pattern, kind in self.strides.items():
+            if kind not in STRIDES:
+                raise ValueError(f"{self.name}: strides of {pattern}: {kind!r}")
+        for case in [*self.cases, *(case for law in self.laws for case in law.cases)]:
             if case.profile not in PROFILES:
                 raise ValueError(f"{self.name}: case {case.name}: profile {case.profile!r}")
             if unknown := set(case.checks or ()) - set(CASE_CHECKS):
@@ -292,6 +382,15 @@ class Mutant:
     fault: str
     killed_by: tuple[str, ...]
     function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not self.killed_by:
+            raise ValueError(f"mutant {self.name}: killed_by names no check")
+        if unknown := sorted(set(self.killed_by) - set(CHECKS)):
+            raise ValueError(
+                f"mutant {self.name}: killed_by names {unknown[0]!r}, which is no check "
+                f"(checks: {', '.join(CHECKS)})"
+            )
 
 
 @dataclass(frozen=True)
