@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftproof.conformance.engine.checks import run_target, targets
-from draftproof.conformance.engine.registry import load_specs
+from draftproof.conformance.engine.registry import load_mutants, load_specs
 from draftproof.conformance.engine.running import Subject
 from draftproof.conformance.engine.spec import Mutant, Variant
 from draftproof.conformance.plugin import MUTANT_PROPERTY, settings_of
@@ -27,9 +27,21 @@ def _subject(settings: Any, subject: Mutant | Variant) -> Subject:
         profile=settings.profile,
         seed=settings.seed,
         graph_reason=reason,
-        # It is one fault that is to be seen: what its laws call beside it is right.
-        peers=lambda op: load_specs()[op].oracle if op in load_specs() else None,
+        peers=lambda op: _peer(subject, op),
     )
+
+
+def _peer(subject: Mutant | Variant, op: str) -> Callable[..., Any] | None:
+    """What a law calls beside a subject.
+
+    The variants of one name are one implementation. Beside a mutant stands the oracle: it is one
+    fault that is to be seen.
+    """
+    if isinstance(subject, Variant):
+        for variant in load_mutants()[1]:
+            if (variant.op, variant.name) == (op, subject.name):
+                return variant.function
+    return load_specs()[op].oracle if op in load_specs() else None
 
 
 def test_mutant(
