@@ -99,12 +99,13 @@ def _rules(spec: OpSpec) -> list[dict[str, str]]:
     return [
         {
             "paths": effect.paths,
-            "judge": type(effect.judge).__name__,
+            "judge": type(part.judge).__name__,
             # Whether a NaN may have any payload ("any") or must be copied bit for bit ("payload").
-            **({"nan": effect.judge.nan} if isinstance(effect.judge, Bits) else {}),
-            "rule": effect.rule,
+            **({"nan": part.judge.nan} if isinstance(part.judge, Bits) else {}),
+            "rule": part.rule,
         }
         for effect in spec.effects
+        for part in effect.all_parts
     ]
 
 
