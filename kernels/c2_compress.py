@@ -498,7 +498,7 @@ def _launch(
 # What they replace: single steps, and those without a fused kernel
 
 
-def c2_verify_baseline(
+def c2_verify_steps(
     kv_input: Tensor,
     kv_state: Tensor,
     norm_weight: Tensor,
@@ -526,17 +526,49 @@ def c2_verify_baseline(
     _step_by_step(call, draft_len)
 
 
+def c2_verify_baseline(
+    kv_input: Tensor,
+    kv_state: Tensor,
+    norm_weight: Tensor,
+    positions: Tensor,
+    req: Tensor,
+    raw_out_loc: Tensor,
+    freqs_cis: Tensor,
+    k_cache: Tensor,
+    *,
+    eps: float,
+    page_size: int,
+    ring_size: int,
+    draft_len: int,
+    out: Tensor,
+) -> None:
+    """Compress blocks of draft rows position by position, without a kernel of its own.
+
+    Parameters, effect and errors are those of `c2_verify`; it is draft_len calls of
+    `c2_decode_baseline`, bit for bit.
+    """
+    call = _Call(
+        *(kv_input, kv_state, norm_weight, positions, req, raw_out_loc, freqs_cis, k_cache),
+        *(out, eps, page_size, ring_size),
+    )
+    check_arguments(call, draft_len)
+    _steps_unfused(call, draft_len)
+
+
 def _step_by_step(call: _Call, draft_len: int) -> None:
     blocks = call.kv_input.shape[0] // draft_len
-    if not blocks:
+    if not runs_triton(call.kv_input.device):
+        _steps_unfused(call, draft_len)
         return
+    for step in range(draft_len if blocks else 0):
+        _launch(call, blocks, first_row=step, row_step=draft_len)
+
+
+def _steps_unfused(call: _Call, draft_len: int) -> None:
+    rows = ("kv_input", "positions", "req", "raw_out_loc", "out")
     for step in range(draft_len):
-        if runs_triton(call.kv_input.device):
-            _launch(call, blocks, first_row=step, row_step=draft_len)
-        else:
-            rows = ("kv_input", "positions", "req", "raw_out_loc", "out")
-            taken = {name: getattr(call, name)[step::draft_len] for name in rows}
-            _decode_unfused(call._replace(**taken))
+        taken = {name: getattr(call, name)[step::draft_len] for name in rows}
+        _decode_unfused(call._replace(**taken))
 
 
 def c2_decode_baseline(

@@ -1220,7 +1220,7 @@ def _verify_reach(requests: int) -> Callable[[Mapping[str, float]], tuple[bool, 
     published = PUBLISHED_VERIFY_US[requests]
 
     def reach(us: Mapping[str, float]) -> tuple[bool, str]:
-        met = us["triton"] <= published and 3 * us["triton"] <= us["baseline"]
+        met = us["triton"] <= published and 3 * us["triton"] <= us["decode_calls"]
         return met, f"at most the published {published} us, and a third of {DRAFT_LEN} decode calls"
 
     return reach
@@ -1245,11 +1245,28 @@ def _bench_params(requests: int, draft_len: int) -> dict[str, Any]:
     )
 
 
+def _prepare(function: str) -> Callable[[Args], Callable[[], object]]:
+    def prepare(args: Args) -> Callable[[], object]:
+        # Here, not at the top: a spec is read before it is known how Triton is to run.
+        from draftproof.kernels import c2_compress as kernels
+
+        launcher = getattr(kernels, function)
+        return lambda: launcher(**args)
+
+    return prepare
+
+
 def _bench_verify() -> list[BenchPoint]:
     return [
         BenchPoint(
             f"requests_{requests}_rows_{DRAFT_LEN}",
             _bench_params(requests, DRAFT_LEN),
+            arms={
+                "triton": _prepare("c2_verify"),
+                "decode_calls": _prepare("c2_verify_steps"),
+                "unfused": _prepare("c2_verify_baseline"),
+            },
+            baseline="decode_calls",
             bytes_moved=_bytes_moved(requests, DRAFT_LEN),
             published_us={"triton": published},
             reach=_verify_reach(requests),

@@ -140,7 +140,7 @@ def after(function: Any, **more: Any) -> dict[str, bytes]:
 def test_one_launch_leaves_the_bytes_of_the_step_by_step_path() -> None:
     before = after(lambda **arguments: None)
     fused = after(kernels.c2_verify, draft_len=DRAFT_LEN)
-    assert fused == after(kernels.c2_verify_baseline, draft_len=DRAFT_LEN)
+    assert fused == after(kernels.c2_verify_steps, draft_len=DRAFT_LEN)
     changed = {name for name in before if before[name] != fused[name]}
     assert changed == {"kv_state", "k_cache", "out"}
 
