@@ -139,6 +139,14 @@ def _pool(kv0, score0, kv1, score1):
     return div32(kv0 * weight0 + kv1 * weight1, 1.0 + e)
 
 
+@triton.jit
+def _places(base, offsets, WIDE: tl.constexpr):
+    """Give pointers to consecutive elements; with WIDE the first is at a multiple of 16 bytes."""
+    pointers = base + offsets
+    # A hint about an argument would be lost: it must be about the sum.
+    return tl.multiple_of(pointers, 16) if WIDE else pointers
+
+
 # Neither a size nor a stride nor an address makes a kernel of its own: a server that meets a new
 # one must not compile in the middle of decoding.
 @triton.jit(
@@ -201,39 +209,34 @@ def _compress_kernel(
     position = tl.load(positions + row)
     slot_of_request = tl.load(req + row)
     location = tl.load(raw_out_loc + row).to(tl.int64)
-    if WIDE:
-        kv_input = tl.multiple_of(kv_input, 16)
-        kv_state = tl.multiple_of(kv_state, 16)
-        norm_weight = tl.multiple_of(norm_weight, 16)
-        freqs_cis = tl.multiple_of(freqs_cis, 16)
-        k_cache = tl.multiple_of(k_cache, 16)
-        out = tl.multiple_of(out, 16)
     feature = tl.arange(0, LATENT_DIM)
-    own = kv_input + row.to(tl.int64) * (2 * LATENT_DIM)
-    kv1 = tl.load(own + feature)
-    score1 = tl.load(own + LATENT_DIM + feature)
-    weight = widen_bf16(tl.load(norm_weight + feature))
+    own = _places(kv_input + row.to(tl.int64) * (2 * LATENT_DIM), feature, WIDE)
+    kv1 = tl.load(own)
+    score1 = tl.load(own + LATENT_DIM)
+    weight = widen_bf16(tl.load(_places(norm_weight, feature, WIDE)))
     if VERIFY:
         behind = own - 2 * LATENT_DIM
         within = feature < in_block * LATENT_DIM
-        kv0 = tl.load(behind + feature, mask=within, other=0.0)
-        score0 = tl.load(behind + LATENT_DIM + feature, mask=within, other=0.0)
+        kv0 = tl.load(behind, mask=within, other=0.0)
+        score0 = tl.load(behind + LATENT_DIM, mask=within, other=0.0)
 
     if location != 0:
         first_of_ring = slot_of_request * ring_size
         if position % 2 == 0:
             place = (first_of_ring + position % ring_size) * (2 * LATENT_DIM)
-            tl.store(kv_state + place + feature, kv1)
-            tl.store(kv_state + place + LATENT_DIM + feature, score1)
+            parked = _places(kv_state + place, feature, WIDE)
+            tl.store(parked, kv1)
+            tl.store(parked + LATENT_DIM, score1)
         else:
             partner = position.to(tl.int64) - 1
             place = (first_of_ring + partner % ring_size) * (2 * LATENT_DIM)
             from_ring = feature >= in_block * LATENT_DIM
-            ring_kv = tl.load(kv_state + place + feature, mask=from_ring, other=0.0)
-            ring_score = tl.load(kv_state + place + LATENT_DIM + feature, mask=from_ring, other=0.0)
+            parked = _places(kv_state + place, feature, WIDE)
+            ring_kv = tl.load(parked, mask=from_ring, other=0.0)
+            ring_score = tl.load(parked + LATENT_DIM, mask=from_ring, other=0.0)
             in_tail = feature >= LATENT_DIM - ROPE_DIM
             turns = freqs_cis + partner * ROPE_DIM - (LATENT_DIM - ROPE_DIM)
-            turn = tl.load(turns + feature, mask=in_tail, other=0.0)
+            turn = tl.load(_places(turns, feature, WIDE), mask=in_tail, other=0.0)
             if VERIFY:
                 kv0 = tl.where(from_ring, ring_kv, kv0)
                 score0 = tl.where(from_ring, ring_score, score0)
@@ -244,7 +247,7 @@ def _compress_kernel(
             x = widen_bf16(round_bf16(_pool(kv0, score0, kv1, score1)))
             mean = tl.sum(x * x, axis=0) * (1.0 / LATENT_DIM)
             latent = round_bf16(x * tl.rsqrt(mean + eps) * weight)
-            tl.store(out + row.to(tl.int64) * LATENT_DIM + feature, latent)
+            tl.store(_places(out + row.to(tl.int64) * LATENT_DIM, feature, WIDE), latent)
 
             # The product with y is rounded on its own; that with x is not.
             x, y = tl.split(tl.reshape(widen_bf16(latent), [LATENT_DIM // 2, 2]))
@@ -269,13 +272,13 @@ def _compress_kernel(
             data_bytes: tl.constexpr = 2 * LATENT_DIM - FP8_FEATURES
             data = page + token * data_bytes
             coded = tl.reshape(encode_e4m3(scaled), [LATENT_DIM])
-            tl.store(data + feature, coded, mask=feature < FP8_FEATURES)
+            tl.store(_places(data, feature, WIDE), coded, mask=feature < FP8_FEATURES)
             # bf16 values of even byte addresses may stand at any byte where bases are not aligned.
             tail = tl.reshape(round_bf16(value), [LATENT_DIM])
             behind_fp8 = feature - FP8_FEATURES
             if WIDE:
                 tails = (data + FP8_FEATURES).to(tl.pointer_type(tl.bfloat16), bitcast=True)
-                tl.store(tails + behind_fp8, tail, mask=behind_fp8 >= 0)
+                tl.store(_places(tails, behind_fp8, WIDE), tail, mask=behind_fp8 >= 0)
             else:
                 halves = tail.to(tl.int16, bitcast=True)
                 tails = data + FP8_FEATURES + 2 * behind_fp8
