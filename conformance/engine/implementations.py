@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -10,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -93,9 +94,11 @@ def resolve(name: str) -> Implementation:
         return Implementation(name, False, lambda op: _own(name, op), reasons)
     if name in PUBLISHED:
         module = importlib.import_module(f"draftproof.conformance.published.{name}")
-        found: Implementation = module.implementation()
+        with _sealed(name):
+            found: Implementation = module.implementation()
         return found
-    holder = _load(name)
+    with _sealed(name):
+        holder = _load(name)
 
     def lookup(op: str) -> Callable[..., Any] | None:
         if isinstance(holder, Mapping):
@@ -111,6 +114,18 @@ def resolve(name: str) -> Implementation:
         return function
 
     return Implementation(name, True, lookup)
+
+
+@contextlib.contextmanager
+def _sealed(name: str) -> Iterator[None]:
+    """Refuse code that replaces, while it is imported, what would judge it."""
+    from draftproof.conformance.engine import seals
+
+    try:
+        with seals.unbroken(importing=True):
+            yield
+    except seals.Replaced as error:
+        raise BadImplementation(f"--impl {name}: importing it {error}") from None
 
 
 def _own(name: str, op: str) -> Callable[..., Any] | None:
