@@ -117,11 +117,6 @@ RULES = (
         case="static_no_query*",
     ),
     Rule(
-        "of larger outputs the excess stays: without rows cache_seqlens is copied whole",
-        op="dsa_draft_extend_metadata",
-        case="*no_rows*",
-    ),
-    Rule(
         "any legal call: fuzzing draws page_table_1 alone with larger pages, or an extend beyond "
         "max_extend_len or of differing static lengths, as the cases of those names have them",
         op=DSA,
