@@ -242,12 +242,12 @@ def _candidate_blocks(package: Package) -> Function:
     return candidate_blocks
 
 
-def _as_it_is(place: str) -> Callable[[Package], Function]:
-    """For a function whose arguments are those of our op, in their order."""
+def _projection(name: str) -> Callable[[Package], Function]:
+    """For one of the functions that take the rows, then the weight."""
 
     def make(package: Package) -> Function:
-        function = package.function(place)
-        return lambda **arguments: function(*arguments.values())
+        function = package.function(f"{WO_A}:{name}")
+        return lambda x, weight: function(x, weight)
 
     return make
 
@@ -260,8 +260,8 @@ ADAPTERS: Mapping[str, Adapter] = {
     "dsa_draft_decode_metadata": Adapter(_dsa_draft_decode_metadata, cuda_only=True),
     "draft_argmax": Adapter(_draft_argmax),
     "candidate_blocks": Adapter(_candidate_blocks),
-    "wo_a_mxfp8": Adapter(_as_it_is(f"{WO_A}:wo_a_bf16_small_batch_mxfp8"), cuda_only=True),
-    "wo_a": Adapter(_as_it_is(f"{WO_A}:wo_a_bf16_small_batch"), cuda_only=True),
+    "wo_a_mxfp8": Adapter(_projection("wo_a_bf16_small_batch_mxfp8"), cuda_only=True),
+    "wo_a": Adapter(_projection("wo_a_bf16_small_batch"), cuda_only=True),
 }
 
 WITHOUT: Mapping[str, str] = {
