@@ -58,7 +58,7 @@ ImplOption = Annotated[
     typer.Option(
         "--impl",
         metavar="SPEC",
-        help="triton (default), baseline, oracle, FILE.py or module[:attr].",
+        help="triton (default), baseline, oracle, sglang, FILE.py or module[:attr].",
     ),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")]
@@ -93,7 +93,11 @@ TimeoutOption = Annotated[
 ]
 KnownOption = Annotated[
     Path | None,
-    typer.Option("--known", metavar="FILE", help="Known differences (TOML), which do not fail."),
+    typer.Option(
+        "--known",
+        metavar="FILE",
+        help="Known differences (TOML), which do not fail; or the name of a file of ours.",
+    ),
 ]
 JsonOption = Annotated[
     Path | None,
@@ -115,7 +119,7 @@ def list_command(
     from rich.console import Console
     from rich.table import Table
 
-    from draftproof.conformance.engine.implementations import PROJECT
+    from draftproof.conformance.engine.implementations import PROJECT, PUBLISHED
     from draftproof.conformance.engine.registry import load_mutants, load_specs
     from draftproof.conformance.names import CHECKS
 
@@ -138,7 +142,8 @@ def list_command(
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    console.print(f"implementations: {', '.join(PROJECT)}, FILE.py, module[:attr]", markup=False)
+    names = ", ".join((*PROJECT, *PUBLISHED))
+    console.print(f"implementations: {names}, FILE.py, module[:attr]", markup=False)
     console.print(f"checks: {', '.join(CHECKS)}", markup=False)
     if where == "cuda":
         import torch
@@ -206,7 +211,8 @@ def known(
     """List the failures of a run as known differences, for `verify --known`."""
     from draftproof.conformance.engine import known as differences
 
-    entries = differences.of_report(_verify_report(report))
+    document = _verify_report(report)
+    entries = differences.of_report(document, _explaining(document))
     text = differences.write(entries)
     if write is None:
         print(text, end="")
@@ -218,6 +224,18 @@ def known(
     except OSError as error:
         raise Refused(f"--write {write}: cannot be written ({error.strerror})") from error
     print(f"{write}: {len(entries)} entries; say in each why it differs")
+
+
+def _explaining(document: Any) -> Any:
+    """What tells why published kernels differ, if the report is of such; else nothing does."""
+    import importlib
+
+    from draftproof.conformance.engine.implementations import PUBLISHED
+
+    names = {result["implementation"] for result in document["results"]}
+    for name in names.intersection(PUBLISHED):
+        return importlib.import_module(f"draftproof.conformance.published.{name}_reasons").explain
+    return lambda result: None
 
 
 def _verify_report(path: Path) -> Any:

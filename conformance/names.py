@@ -10,6 +10,9 @@ CHECKS = ("eager", "guards", "poison", "strided", "graph", "repeat", "laws", "in
 GOLDEN = Path(__file__).resolve().parent / "golden"
 """The golden vectors, a folder an op."""
 
+PUBLISHED = Path(__file__).resolve().parent / "published"
+"""Adapters for published kernels, and what is known to differ in them, a TOML file a version."""
+
 
 class Refused(Exception):
     """Bad usage or input: one clear line, exit 2."""

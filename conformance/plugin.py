@@ -69,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--dp-impl",
         default=None,
         metavar="SPEC",
-        help="triton (default), baseline, oracle, a path to a .py file, or module[:attr]",
+        help="triton (default), baseline, oracle, sglang, a path to a .py file, or module[:attr]",
     )
     group.addoption(
         "--dp-spec",
@@ -109,7 +109,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "for code from outside",
     )
     group.addoption(
-        "--dp-known", default=None, metavar="FILE", help="known differences, which do not fail"
+        "--dp-known",
+        default=None,
+        metavar="FILE",
+        help="known differences, which do not fail: a TOML file, or the name of one of ours",
     )
     group.addoption(
         "--dp-fail-fast", action="store_true", help="end at the first failure that is not known"
@@ -270,6 +273,8 @@ def _settings(config: pytest.Config, device: str) -> Any:
     outside = name is not None and _outside(name)
     provided = None
     known: tuple[str, ...] = ()
+    lacking: dict[str, str] = {}
+    about: dict[str, Any] = {}
     if outside or specs:
         from draftproof.conformance.engine.implementations import probe
 
@@ -277,7 +282,7 @@ def _settings(config: pytest.Config, device: str) -> Any:
         if found.problem:
             raise pytest.UsageError(found.problem)
         name, known = found.implementation, found.known
-        provided = found.ops
+        provided, lacking, about = found.ops, found.lacking, found.about
         asked = asked or found.specified
     elif not all(map(surely_an_op, asked)):
         from draftproof.conformance.engine.registry import op_names
@@ -295,10 +300,10 @@ def _settings(config: pytest.Config, device: str) -> Any:
         from draftproof.conformance.engine import known as differences
 
         try:
-            differences.read(listed)
+            differences.read(differences.locate(listed))
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
-        listed = str(Path(listed).resolve())
+        listed = str(differences.locate(listed).resolve())
     return Settings(
         implementation=str(name),
         ops=asked,
@@ -312,6 +317,8 @@ def _settings(config: pytest.Config, device: str) -> Any:
         checks=checks,
         timeout=config.option.dp_timeout,
         known=listed,
+        lacking=lacking,
+        about=about,
     )
 
 

@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from draftproof.conformance.engine import seals
+
 HERE = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.__file__).parent
 
@@ -143,7 +145,8 @@ def say(error: BaseException) -> str:
 def contained(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, which leaves the process as it found it and raises plain errors only.
 
-    `OutOfTime` passes; any other exception that is no `Exception`, or whose message cannot be had,
+    What it replaced of the suite is put back too, and told as `seals.Replaced`. `OutOfTime` passes;
+    any other exception that is no `Exception`, or whose message cannot be had,
     becomes `Ended`. A forked child that returns ends there.
     """
 
@@ -151,7 +154,7 @@ def contained(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         process = os.getpid()
         try:
-            with _kept():
+            with _kept(), seals.unbroken():
                 return function(*arguments, **named)
         except (OutOfTime, Exception) as error:
             if isinstance(error, Exception):

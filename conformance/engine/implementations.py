@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -10,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,10 @@ from draftproof.conformance.names import Refused
 
 PROJECT = ("triton", "baseline", "oracle")
 """Implementations that come with the project."""
+
+PUBLISHED = ("sglang",)
+"""Packages whose kernels are put under test where they are installed: each has adapters in
+`conformance/published/<name>.py`."""
 
 PROBE_SECONDS = 120
 """How long importing a file from outside may take before the run is refused."""
@@ -44,12 +49,18 @@ class Implementation:
         `lookup(op) -> function or None`.
     not_capturable : mapping of str to str
         Reason by op for which a CUDA graph cannot be captured; "*" for all.
+    lacking : mapping of str to str
+        Why there is no function for an op, where more can be said than that.
+    about : mapping
+        What a record should say of it beside its name: versions, digests.
     """
 
     name: str
     outside: bool
     lookup: Callable[[str], Callable[..., Any] | None]
     not_capturable: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, op: str) -> Callable[..., Any] | None:
         """The function for an op, or None where the implementation has none."""
@@ -71,7 +82,7 @@ def resolve(name: str) -> Implementation:
     Parameters
     ----------
     name : str
-        "triton", "baseline", "oracle", a path to a `.py` file, or `module[:attr]`.
+        "triton", "baseline", "oracle", "sglang", a path to a `.py` file, or `module[:attr]`.
 
     Raises
     ------
@@ -81,7 +92,13 @@ def resolve(name: str) -> Implementation:
     if name in PROJECT:
         reasons = {"*": "the oracle is not made for capture"} if name == "oracle" else {}
         return Implementation(name, False, lambda op: _own(name, op), reasons)
-    holder = _load(name)
+    if name in PUBLISHED:
+        module = importlib.import_module(f"draftproof.conformance.published.{name}")
+        with _sealed(name):
+            found: Implementation = module.implementation()
+        return found
+    with _sealed(name):
+        holder = _load(name)
 
     def lookup(op: str) -> Callable[..., Any] | None:
         if isinstance(holder, Mapping):
@@ -97,6 +114,18 @@ def resolve(name: str) -> Implementation:
         return function
 
     return Implementation(name, True, lookup)
+
+
+@contextlib.contextmanager
+def _sealed(name: str) -> Iterator[None]:
+    """Refuse code that replaces, while it is imported, what would judge it."""
+    from draftproof.conformance.engine import seals
+
+    try:
+        with seals.unbroken(importing=True):
+            yield
+    except seals.Replaced as error:
+        raise BadImplementation(f"--impl {name}: importing it {error}") from None
 
 
 def _own(name: str, op: str) -> Callable[..., Any] | None:
@@ -120,7 +149,10 @@ def _load(name: str) -> Any:
         hint = (
             ""
             if "." in module_name or ":" in name
-            else (f" (known: {', '.join(PROJECT)}, a path ending in .py, or module[:attr])")
+            else (
+                f" (known: {', '.join((*PROJECT, *PUBLISHED))}, a path ending in .py, "
+                "or module[:attr])"
+            )
         )
         raise BadImplementation(f"--impl {name}: no module named {error.name!r}{hint}") from error
     except Exception as error:
@@ -199,6 +231,8 @@ class Provided:
         The ops that it defines.
     mutated : tuple of str
         The ops that have mutants or variants, if there are spec files.
+    lacking, about : dict
+        As of `Implementation`.
     problem : str, optional
         Why the run is refused.
     """
@@ -208,6 +242,8 @@ class Provided:
     implementation: str = ""
     ops: tuple[str, ...] = ()
     mutated: tuple[str, ...] = ()
+    lacking: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
 
@@ -250,6 +286,8 @@ def probe(
                 found["implementation"],
                 tuple(found["ops"]),
                 tuple(found["mutated"]),
+                found["lacking"],
+                found["about"],
                 found["problem"],
             )
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -293,4 +331,5 @@ def _probed(name: str | None, specs: Sequence[str]) -> Provided:
     mutated: set[str] = set()
     if specs:
         mutated = {subject.op for subjects in registry.load_mutants() for subject in subjects}
-    return Provided(known, specified, name, ops, tuple(sorted(mutated)))
+    lacking, about = dict(found.lacking), dict(found.about)
+    return Provided(known, specified, name, ops, tuple(sorted(mutated)), lacking, about)

@@ -14,12 +14,12 @@ from __future__ import annotations
 import fnmatch
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftproof.conformance.names import CHECKS, Refused
+from draftproof.conformance.names import CHECKS, PUBLISHED, Refused
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,6 +77,17 @@ class Entry:
         return any(fnmatch.fnmatchcase(case, pattern) for pattern in self.cases)
 
 
+def locate(name: str) -> Path:
+    """The file that `--known` means: one of the user's, or by its name one that comes with us."""
+    path, own = Path(name), PUBLISHED / f"{name}.toml"
+    return own if name in shipped() and not path.exists() else path
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the files of known differences that come with the project."""
+    return tuple(sorted(path.stem for path in PUBLISHED.glob("*.toml")))
+
+
 def read(path: str | Path) -> tuple[Entry, ...]:
     """Read a file of known differences.
 
@@ -88,7 +99,8 @@ def read(path: str | Path) -> tuple[Entry, ...]:
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadKnown(f"--known {path}: no such file") from None
+        ours = "".join(f", {name}" for name in shipped())
+        raise BadKnown(f"--known {path}: no such file (known: FILE{ours})") from None
     except OSError as error:
         raise BadKnown(f"--known {path}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -171,26 +183,33 @@ def stale(
     return lines
 
 
-def of_report(document: Mapping[str, Any]) -> list[Entry]:
-    """Entries for the failures of a run: one for each op, check and ending.
+Explain = Callable[[Mapping[str, Any]], "str | None"]
+"""`explain(result) -> reason`: why a failure of a report is as it is, None where that is open."""
+
+
+def of_report(document: Mapping[str, Any], explain: Explain = lambda result: None) -> list[Entry]:
+    """Entries for the failures of a run: one for each op, check, ending and explained reason.
 
     Parameters
     ----------
     document : mapping
         The JSON of `verify --json`.
+    explain : callable
+        Where it has no reason, an earlier file's serves, then what the report says.
     """
-    cases: dict[tuple[str, str, str], list[str]] = {}
-    reasons: dict[tuple[str, str, str], str] = {}
+    cases: dict[tuple[str, str, str, str | None], list[str]] = {}
+    reasons: dict[tuple[str, str, str, str | None], str] = {}
     for result in document["results"]:
         if result["status"] != "failed":
             continue
-        key = (result["op"], result["check"], result.get("ended", ""))
+        reason = explain(result)
+        key = (result["op"], result["check"], result.get("ended", ""), reason)
         cases.setdefault(key, []).append(result["case"])
-        reasons.setdefault(key, result.get("known") or _reason_of(result["detail"]))
+        said = reason or result.get("known") or _reason_of(result["detail"])
+        reasons.setdefault(key, said)
     return [
-        Entry(op, (check,), tuple(names), reasons[op, check, ended], ended=ended)
-        for (op, check, ended), names in cases.items()
-        for names in [list(dict.fromkeys(names))]
+        Entry(key[0], (key[1],), tuple(dict.fromkeys(names)), reasons[key], ended=key[2])
+        for key, names in cases.items()
     ]
 
 

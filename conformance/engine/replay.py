@@ -58,7 +58,10 @@ def replay_file(path: Path, implementation: str | None, device: str) -> int:
     found = resolve(implementation)
     function = found.get(content.op)
     if function is None:
-        raise BadImplementation(f"--impl {implementation}: has no {content.op}")
+        why = found.lacking.get(content.op)
+        raise BadImplementation(
+            f"--impl {implementation}: has no {content.op}" + (f": {why}" if why else "")
+        )
     subject = Subject(
         peers=found.get,
         spec=spec,

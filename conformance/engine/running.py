@@ -25,6 +25,7 @@ from draftproof.conformance.engine.calls import (
 )
 from draftproof.conformance.engine.containment import Ended
 from draftproof.conformance.engine.judges import same_bits
+from draftproof.conformance.engine.seals import Replaced
 from draftproof.conformance.engine.spec import OpSpec
 from draftproof.conformance.interpreted import casts, interpreter, memcheck
 
@@ -246,6 +247,8 @@ def raised(error: BaseException) -> str:
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
     # Of a lack of memory the allocator tells pages.
     text = memory.lack(error) or str(error).strip() or "no message"
+    if isinstance(error, Replaced):
+        return f"a legal call {text}"
     kind = error.kind if isinstance(error, Ended) else type(error).__name__
     return f"a legal call raised {kind}: {text[:2000]}{where}"
 

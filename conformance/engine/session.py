@@ -85,6 +85,8 @@ class Settings:
         Limit of one check in seconds; None: as the profile has it, for code from outside.
     known : str, optional
         File of known differences.
+    lacking, about : mapping
+        Of code from outside: why it has no function for an op, and what a record should say of it.
     """
 
     implementation: str
@@ -99,6 +101,8 @@ class Settings:
     checks: tuple[str, ...] = ()
     timeout: float | None = None
     known: str | None = None
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def limit(self, own: float = 0.0) -> float:
         """How long a check may take, in seconds; 0: no limit.
@@ -197,6 +201,8 @@ class Runner:
 
         said = functools.partial(Result, job.op, job.check, job.case, self.settings.implementation)
         lacking = f"{self.settings.implementation} has no {job.op}"
+        if reason := self.settings.lacking.get(job.op):
+            lacking += f": {reason}"
         if job.check == "all":
             return said("not_provided", detail=lacking)
         for ended, most in MAX_STRIKES.items():
@@ -405,6 +411,7 @@ class Report:
                 "seed": settings.seed,
                 **({"specs": _digests(settings.specs)} if settings.specs else {}),
                 **({"known": _digests((settings.known,))} if settings.known else {}),
+                **({settings.implementation: settings.about} if settings.about else {}),
             },
             "results": [_without_empty_places(asdict(result)) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},

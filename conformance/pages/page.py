@@ -77,4 +77,8 @@ def environment_rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append((name, str(about[name])))
     for name, digest in (about.get("specs") or {}).items():
         rows.append((f"spec {name}", f"SHA-256 {digest}"))
+    for under_test in about.values():
+        # What was put under test of an installed package.
+        if isinstance(under_test, Mapping) and {"package", "version"} <= set(under_test):
+            rows.append((under_test["package"], under_test["version"]))
     return rows
