@@ -85,6 +85,8 @@ class Settings:
         Limit of one check in seconds; None: as the profile has it, for code from outside.
     known : str, optional
         File of known differences.
+    faults : str, optional
+        Plan of a round of faults made by rule (`conformance/faults`).
     """
 
     implementation: str
@@ -99,6 +101,7 @@ class Settings:
     checks: tuple[str, ...] = ()
     timeout: float | None = None
     known: str | None = None
+    faults: str | None = None
 
     def limit(self, own: float = 0.0) -> float:
         """How long a check may take, in seconds; 0: no limit.
