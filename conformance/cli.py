@@ -380,6 +380,36 @@ def _faults(
     return OK if report["totals"]["killed"] + report["totals"]["survived"] else MISMATCH
 
 
+@app.command()
+def audit(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[REPORT]...", help="Reports or folders of them; default: ours."),
+    ] = None,
+    op: OpOption = None,
+    spec: SpecOption = None,
+    impl: Annotated[
+        str | None, typer.Option("--impl", metavar="NAME", help="Only this one's results.")
+    ] = None,
+    profile: ProfileOption = Profile.FULL,
+    json: JsonOption = None,
+) -> None:
+    """Say which checks of which cases, of those that a GPU runs, no run has exercised."""
+    _writable(json)
+    from draftproof.conformance.audit import audit as held
+    from draftproof.conformance.audit import due, lines, reports
+
+    documents = reports(places or [HERE.parent / "ci" / "records"])
+    expected = due(_ops(op, spec), profile.value, cuda=True)
+    report = held(expected, documents, impl)
+    if json is not None:
+        from json import dumps
+
+        json.write_text(dumps(report, indent=1) + "\n")
+    print(*lines(report), sep="\n")
+    raise typer.Exit(MISMATCH if report["missing"] else OK)
+
+
 @golden_app.command("check")
 def golden_check(
     folder: Annotated[

@@ -621,9 +621,11 @@ class Gatherer:
         if report.when == "call":
             self.mutants += [v for name, v in properties if name == MUTANT_PROPERTY]
             self.timings += [v for name, v in properties if name == BENCH_PROPERTY]
-        if found := re.search(r"test_faults\.py::\w+\[(\d+)\]$", report.nodeid):
-            number = int(found[1])
-            self.faults |= {number: v for name, v in properties if name == FAULT_PROPERTY}
+        if numbered := re.search(r"test_faults\.py::\w+\[(\d+)\]$", report.nodeid):
+            number = int(numbered[1])
+            for name, value in properties:
+                if name == FAULT_PROPERTY:
+                    self.faults[number] = value
             if report.failed:
                 self.lost.add(number)
             return

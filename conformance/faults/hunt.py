@@ -84,11 +84,6 @@ class Plan:
         return cls(**{**values, "ops": tuple(values["ops"])})
 
 
-def ops_of(module: Any) -> tuple[str, ...]:
-    """The ops that a module defines."""
-    return tuple(op for op in load_specs() if callable(getattr(module, op, None)))
-
-
 def standing(settings: Settings, plan: Plan) -> list[tuple[str, str, str]]:
     """Every (op, check, case) of the first round."""
     cuda = settings.device == "cuda"
@@ -132,7 +127,8 @@ def _load(path: Path, source_folder: Path) -> ModuleType:
         sys.path.append(str(source_folder))
     name = f"draftproof_fault_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -202,7 +198,8 @@ class Hunter:
             tried += 1
             self._tried[job] += 1
             limit = max(LEAST_SECONDS, SLOWER * self.plan.entered[job]["seconds"])
-            status, detail = self._run(module, *job.split("/"), limit)
+            op, check, case = job.split("/")
+            status, detail = self._run(module, op, check, case, limit)
             if status in ("failed", "error"):
                 self._killed[job] += 1
                 killer = job
@@ -253,9 +250,9 @@ class Hunter:
         )
         target = self._target(spec, check, case)
         try:
-            with watchdog.watched(Path(str(self.settings.scratch)), self._worker, limit + 1):
-                with TimeLimit(limit):
-                    outcome = run_target(subject, target)
+            scratch = Path(str(self.settings.scratch))
+            with watchdog.watched(scratch, self._worker, limit + 1), TimeLimit(limit):
+                outcome = run_target(subject, target)
         except OutOfTime as late:
             return "failed", f"did not end within {limit:g} s, last seen at {late}"
         return outcome.status, outcome.detail
@@ -317,9 +314,7 @@ def with_lines(plan: Plan, said: list[dict[str, Any]], deadline: float | None) -
         if one["status"] == "passed"
     }
     at_import = sorted({line for one in said for line in one["at_import"]})
-    return dataclasses.replace(
-        plan, deadline=deadline, entered=entered, at_import=tuple(at_import)
-    )
+    return dataclasses.replace(plan, deadline=deadline, entered=entered, at_import=tuple(at_import))
 
 
 def document(plan: Plan, seed: int, second: Mapping[str, Any]) -> dict[str, Any]:

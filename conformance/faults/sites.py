@@ -262,7 +262,7 @@ class _Finder:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else _name(node.func)
         keywords = {keyword.arg: keyword for keyword in node.keywords}
         if name == "float" and node.args and isinstance(node.args[0], ast.Constant):
-            if (other := INFINITIES.get(node.args[0].value)) is not None:
+            if (other := INFINITIES.get(str(node.args[0].value))) is not None:
                 self._add("constant", node.args[0], f'"{other}"')
             return
         if name in EXTREMA:
@@ -295,7 +295,8 @@ class _Finder:
                 self._expression(keyword.value)
 
     def _last_name(self, node: ast.expr, name: str, other: str) -> None:
-        assert node.end_lineno is not None and node.end_col_offset is not None
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
         column = node.end_col_offset - len(name.encode())
         self._put("extremum", node.end_lineno, column, name, other)
 
@@ -303,13 +304,14 @@ class _Finder:
         """Replace the operator between two operands, whatever brackets stand there."""
         if other is None:
             return
-        assert left.end_lineno is not None and left.end_col_offset is not None
+        assert left.end_lineno is not None
+        assert left.end_col_offset is not None
         start = _offset(self._data, left.end_lineno, left.end_col_offset)
         end = _offset(self._data, right.lineno, right.col_offset)
         text = self._data[start:end].decode()
         # A comment between the two could hold anything.
         bare = text.strip("() \t\n\\")
-        if "#" in text or not bare or not text.count(bare) == 1:
+        if "#" in text or not bare or text.count(bare) != 1:
             return
         ahead = text[: text.index(bare)].encode()
         line = left.end_lineno + ahead.count(b"\n")
