@@ -283,9 +283,31 @@ def replay(
 
 @app.command()
 def mutants(
-    op: OpOption = None, spec: SpecOption = None, device: DeviceOption = Device.AUTO
+    op: OpOption = None,
+    spec: SpecOption = None,
+    device: DeviceOption = Device.AUTO,
+    of: Annotated[
+        Path | None,
+        typer.Option("--of", metavar="FILE", help="Put single faults into FILE.py by rule."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="S", help="With --of: begin no fault after S seconds."),
+    ] = None,
+    jobs: JobsOption = None,
+    seed: SeedOption = 0,
+    json: JsonOption = None,
 ) -> None:
-    """Run wrong implementations, which must be caught, and correct variants, which must pass."""
+    """Run wrong implementations, which must be caught, and correct variants, which must pass.
+
+    With --of, the wrong ones are made from FILE, one fault each, and those that no check of the
+    quick profile catches are listed.
+    """
+    if of is not None:
+        raise typer.Exit(_faults(of, op, spec, device, budget, jobs, seed, json))
+    for option, value in (("--budget", budget), ("--json", json)):
+        if value is not None:
+            raise Refused(f"mutants {option}: goes with --of FILE")
     if spec:
         from draftproof.conformance.engine.implementations import probe
 
@@ -297,10 +319,113 @@ def mutants(
     arguments = [
         str(HERE / "test_mutants.py"),
         f"--dp-device={device.value}",
+        f"--dp-seed={seed}",
         *(f"--dp-spec={file}" for file in spec or ()),
         *(f"--dp-op={name}" for name in op or ()),
     ]
-    raise typer.Exit(_pytest(arguments, device))
+    raise typer.Exit(_pytest(arguments, device, jobs))
+
+
+def _faults(
+    of: Path,
+    ops: list[str] | None,
+    specs: list[Path] | None,
+    device: Device,
+    budget: float | None,
+    jobs: int | None,
+    seed: int,
+    json_file: Path | None,
+) -> int:
+    """Two rounds: the file as it stands, then one fault after the other."""
+    import time
+
+    from draftproof.conformance.engine.implementations import probe
+
+    if budget is not None and not budget > 0:
+        raise Refused(f"mutants --budget {budget:g}: more than 0 s are due")
+    if of.suffix != ".py":
+        raise Refused(f"mutants --of {of}: a file ending in .py is due")
+    _writable(json_file)
+    where = _device(device)
+    deadline = None if budget is None else time.monotonic() + budget
+    found = probe(str(of), [str(file) for file in specs or ()])
+    if found.problem:
+        raise Refused(found.problem.replace("--impl", "--of"))
+    for name in ops or ():
+        if name not in found.ops:
+            raise Refused(f"mutants --op {name}: {of} does not define it")
+    from draftproof.conformance.faults import hunt
+
+    chosen = tuple(ops or found.ops)
+    plan = hunt.Plan(str(of.expanduser().resolve()), chosen)
+    with tempfile.TemporaryDirectory(prefix="draftproof-") as folder:
+
+        def round_of(test: str, plan: hunt.Plan) -> dict[str, Any]:
+            import json
+
+            written, answer = Path(folder) / "plan.json", Path(folder) / "answer.json"
+            plan.write(written)
+            answer.unlink(missing_ok=True)
+            arguments = [
+                f"{HERE / 'test_faults.py'}::{test}",
+                *("--tb=no", "--maxschedchunk=1"),
+                *(f"--dp-spec={file}" for file in specs or ()),
+                f"--dp-device={where}",
+                f"--dp-seed={seed}",
+                f"--dp-faults={written}",
+                f"--dp-json={answer}",
+            ]
+            code = _pytest(arguments, device, jobs)
+            if code not in (OK, MISMATCH) or not answer.is_file():
+                raise RuntimeError(f"the round {test} ended with {code}")
+            return dict(json.loads(answer.read_text()))
+
+        first = round_of("test_stands", plan)
+        said = list(first["said"].values())
+        wrong = [one for one in said if one["status"] in ("failed", "error")]
+        if wrong or first["lost"]:
+            print(*(one["detail"] for one in wrong), sep="\n\n")
+            print(f"{of} fails as it stands: {len(wrong) + len(first['lost'])} checks")
+            return MISMATCH
+        plan = hunt.with_lines(plan, said, deadline)
+        second = round_of("test_fault", plan)
+    report = hunt.document(plan, seed, second)
+    if json_file is not None:
+        import json
+
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    print(*hunt.lines(report), sep="\n")
+    return OK if report["totals"]["killed"] + report["totals"]["survived"] else MISMATCH
+
+
+@app.command()
+def audit(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[REPORT]...", help="Reports or folders of them; default: ours."),
+    ] = None,
+    op: OpOption = None,
+    spec: SpecOption = None,
+    impl: Annotated[
+        str | None, typer.Option("--impl", metavar="NAME", help="Only this one's results.")
+    ] = None,
+    profile: ProfileOption = Profile.FULL,
+    json: JsonOption = None,
+) -> None:
+    """Say which checks of which cases, of those that a GPU runs, no run has exercised."""
+    _writable(json)
+    from draftproof.conformance.audit import audit as held
+    from draftproof.conformance.audit import due, lines, reports
+
+    documents = reports(places or [HERE.parent / "ci" / "records"])
+    expected = due(_ops(op, spec), profile.value, cuda=True)
+    report = held(expected, documents, impl)
+    if json is not None:
+        from json import dumps
+
+        json.write_text(dumps(report, indent=1) + "\n")
+    print(*lines(report), sep="\n")
+    raise typer.Exit(MISMATCH if report["missing"] else OK)
 
 
 @golden_app.command("check")

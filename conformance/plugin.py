@@ -24,9 +24,9 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
-ON_DEMAND = ("tests", "test_mutants.py", "test_bench.py")
-"""What `pytest conformance` leaves out unless it is named: the suite's tests of itself, mutants
-and benchmarks."""
+ON_DEMAND = ("tests", "test_mutants.py", "test_faults.py", "test_bench.py")
+"""What `pytest conformance` leaves out unless it is named: the suite's tests of itself, mutants,
+faults made by rule and benchmarks."""
 
 ROOMS = ("oracles", "kernels", "conformance", "accuracy", "ci")
 """Folders of a checkout, imported as `draftproof.<room>`."""
@@ -44,11 +44,15 @@ MUTANT_PROPERTY = "draftproof-mutant"
 BENCH_PROPERTY = "draftproof-bench"
 """Likewise for a timing."""
 
+FAULT_PROPERTY = "draftproof-fault"
+"""Likewise for what became of a fault made by rule."""
+
 _SETTINGS = pytest.StashKey[Any]()
 _REPORT = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
 _DEVICE = pytest.StashKey[str]()
 _ROWS = pytest.StashKey[Any]()
+_HUNTER = pytest.StashKey[Any]()
 _WATCHDOG = pytest.StashKey[Any]()
 _FAULTS = pytest.StashKey[Any]()
 _THERE = pytest.StashKey[set[tuple[str, str, str]]]()
@@ -115,6 +119,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="known differences, which do not fail: a TOML file, or the name of one of ours",
     )
     group.addoption(
+        "--dp-faults", default=None, metavar="PLAN", help="plan of a round of faults made by rule"
+    )
+    group.addoption(
         "--dp-fail-fast", action="store_true", help="end at the first failure that is not known"
     )
 
@@ -137,7 +144,7 @@ def pytest_load_initial_conftests(
         raise pytest.UsageError(f"--jobs {jobs}: at least 1 is due")
     if options.dp_timeout is not None and not options.dp_timeout > 0:
         raise pytest.UsageError(f"--timeout {options.dp_timeout:g}: more than 0 s are due")
-    outside = _outside(options.dp_impl) or bool(options.dp_spec)
+    outside = _outside(options.dp_impl) or bool(options.dp_spec) or bool(options.dp_faults)
     own = ["--maxfail=1"] if options.dp_fail_fast else []
     if outside or jobs is not None:
         if getattr(options, "numprocesses", None) is None:
@@ -319,6 +326,7 @@ def _settings(config: pytest.Config, device: str) -> Any:
         known=listed,
         lacking=lacking,
         about=about,
+        faults=config.option.dp_faults,
     )
 
 
@@ -414,6 +422,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         found_bench = bench_jobs(settings_of(metafunc.config))
         metafunc.parametrize("dp_bench", found_bench, ids=[job.id for job in found_bench])
+    for name in ("dp_standing", "dp_fault"):
+        if name in metafunc.fixturenames:
+            from draftproof.conformance.faults import hunt
+
+            settings = settings_of(metafunc.config)
+            make = hunt.standing if name == "dp_standing" else hunt.order
+            each = make(settings, hunt.Plan.read(settings.faults)) if settings.faults else []
+            metafunc.parametrize(name, each, ids=[str(number) for number in range(len(each))])
     if "dp_mutant" in metafunc.fixturenames or "dp_variant" in metafunc.fixturenames:
         from draftproof.conformance.engine.registry import load_mutants
         from draftproof.conformance.names import CHECKS
@@ -492,6 +508,19 @@ def dp_runner(request: pytest.FixtureRequest) -> Any:
     """The runner of this process."""
     settings_of(request.config)
     return request.config.stash[_RUNNER]
+
+
+@pytest.fixture
+def dp_hunter(request: pytest.FixtureRequest) -> Any:
+    """What runs a file with faults in this process."""
+    stash = request.config.stash
+    if _HUNTER not in stash:
+        from draftproof.conformance.faults.hunt import Hunter, Plan
+
+        settings = settings_of(request.config)
+        worker = getattr(request.config, "workerinput", {"workerid": "main"})["workerid"]
+        stash[_HUNTER] = Hunter(settings, Plan.read(settings.faults), worker)
+    return stash[_HUNTER]
 
 
 def leave_lost_process(config: pytest.Config, text: str) -> None:
@@ -586,6 +615,9 @@ class Gatherer:
         self.progress = _progress(config)
         self.mutants: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
+        self.faults: dict[int, dict[str, Any]] = {}
+        self.lost: set[int] = set()
+        """By number: what was said of faults, and those whose process ended."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -596,6 +628,14 @@ class Gatherer:
         if report.when == "call":
             self.mutants += [v for name, v in properties if name == MUTANT_PROPERTY]
             self.timings += [v for name, v in properties if name == BENCH_PROPERTY]
+        if numbered := re.search(r"test_faults\.py::\w+\[(\d+)\]$", report.nodeid):
+            number = int(numbered[1])
+            for name, value in properties:
+                if name == FAULT_PROPERTY:
+                    self.faults[number] = value
+            if report.failed:
+                self.lost.add(number)
+            return
         job = _job_of(report.nodeid)
         if job is None:
             return
@@ -684,6 +724,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if report is None:
         return
     gatherer = config.pluginmanager.get_plugin("draftproof-gatherer")
+    if gatherer is not None and settings.faults:
+        _finish_faults(config, gatherer, settings)
+        return
     if gatherer is not None and gatherer.timings:
         _finish_bench(session, gatherer.timings, settings)
         return
@@ -734,6 +777,20 @@ def _finish_bench(session: pytest.Session, timings: list[dict[str, Any]], settin
         _write(session.config, record(rows, settings), "bench")
     if any(row.met is False for row in rows) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _finish_faults(config: pytest.Config, gatherer: Gatherer, settings: Any) -> None:
+    """Hand what was said of each fault, or of the file as it stands, to the command line."""
+    from draftproof.conformance.environment import describe
+
+    about = {
+        **describe(settings.device),
+        "device_kind": settings.device,
+        "profile": settings.profile,
+        "seed": settings.seed,
+    }
+    said = {"environment": about, "said": gatherer.faults, "lost": sorted(gatherer.lost)}
+    _write(config, said, "faults")
 
 
 def _ran_ops(session: pytest.Session) -> bool:

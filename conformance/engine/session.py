@@ -87,6 +87,8 @@ class Settings:
         File of known differences.
     lacking, about : mapping
         Of code from outside: why it has no function for an op, and what a record should say of it.
+    faults : str, optional
+        Plan of a round of faults made by rule (`conformance/faults`).
     """
 
     implementation: str
@@ -103,6 +105,7 @@ class Settings:
     known: str | None = None
     lacking: Mapping[str, str] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    faults: str | None = None
 
     def limit(self, own: float = 0.0) -> float:
         """How long a check may take, in seconds; 0: no limit.

@@ -526,6 +526,18 @@ def _large_cases() -> list[Case]:
             checks=("eager", "graph", "repeat"),
             device="cuda",
         ),
+        # Beyond 512 programs a request's drafts share one.
+        _case(
+            "more_programs_than_are_split",
+            _params(
+                [(slot, 3 * slot, slot % 3) for slot in range(129)],
+                3,
+                layers=2,
+                slots=129,
+                ring_size=4,
+                half=1,
+            ),
+        ),
     ]
 
 
