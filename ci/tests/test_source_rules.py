@@ -344,3 +344,42 @@ def test_no_file_names_a_path_of_the_machine_it_was_made_on() -> None:
         if private.search(line) or any(re.search(re.escape(p) + r"(?!\w)", line) for p in own)
     ]
     assert not wrong, wrong
+
+
+# Rooms inside conformance that must not know those which build on them.
+INNER = {
+    "engine": {"authoring", "ops", "mutants", "crosscheck", "bench", "ranks", "gate", "published"},
+    "authoring": {"ops", "mutants", "crosscheck"},
+    "crosscheck": {"ops", "mutants"},
+}
+# They look into the packages of ops and mutants, and name no op.
+FINDERS = {"registry.py", "seals.py"}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_inside_conformance_too_imports_point_one_way(inner: str) -> None:
+    files = sorted((ROOT / "conformance" / inner).rglob("*.py"))
+    assert files, f"no source found in conformance/{inner}/"
+    wrong = []
+    for path in files:
+        package = f"draftproof.conformance.{inner}"
+        for module in imported_modules(path.read_text(), package):
+            parts = module.split(".")
+            if path.name in FINDERS and len(parts) == 3:
+                continue
+            if parts[:2] == ["draftproof", "conformance"] and set(parts[2:3]) & INNER[inner]:
+                wrong.append(f"{path.name} imports {module}")
+    assert not wrong, wrong
+
+
+MERGE_MARKER = re.compile(r"^(<{7} |={7}$|>{7} )", re.MULTILINE)
+
+
+def test_a_merge_marker_in_a_text_is_seen() -> None:
+    assert MERGE_MARKER.search("one\n" + "<" * 7 + " HEAD\ntwo\n")
+    assert not MERGE_MARKER.search("=" * 8 + "\nof a heading\n")
+
+
+def test_no_file_holds_a_merge_that_was_not_ended() -> None:
+    wrong = [name for name, text in tracked_texts().items() if MERGE_MARKER.search(text)]
+    assert not wrong, wrong

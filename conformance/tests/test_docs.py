@@ -332,3 +332,17 @@ def test_the_mutant_of_the_page_is_killed_by_the_checks_that_it_names(
     (mutant,) = mutants.MUTANTS
     found = statuses(spec, mutant.function)
     assert all("failed" in found[check] for check in mutant.killed_by)
+
+
+def test_the_page_of_the_architecture_names_every_room_and_none_that_is_gone() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"^\| `([a-z]+)/` \|", page, re.MULTILINE))
+    root = DOCS.parent
+    rooms = {path.name for path in root.iterdir() if (path / "__init__.py").is_file()}
+    inner = {path.name for path in (root / "conformance").iterdir() if path.is_dir()}
+    assert named == rooms | (inner - {"tests", "__pycache__"})
+    files = set(re.findall(r"`?((?:engine|ci|conformance)/[a-z_/]+\.py)`?", page))
+    gone = [
+        f for f in files if not (root / f).is_file() and not (root / "conformance" / f).is_file()
+    ]
+    assert files and not gone, gone
