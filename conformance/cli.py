@@ -130,7 +130,8 @@ def list_command(
     for column in ("op", "what it does", "contract", "cases", "bad inputs", "mutants", "variants"):
         table.add_column(column, no_wrap=column == "op")
     for op in load_specs().values():
-        contract = ", ".join(sorted({type(effect.judge).__name__ for effect in op.effects}))
+        judges = {type(part.judge).__name__ for effect in op.effects for part in effect.all_parts}
+        contract = ", ".join(sorted(judges))
         table.add_row(
             op.name,
             op.summary,

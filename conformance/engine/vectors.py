@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from draftproof.conformance.engine import casefile
-from draftproof.conformance.engine.calls import clone, geometry
-from draftproof.conformance.engine.compare import effect_of, oracle_outputs
+from draftproof.conformance.engine.calls import clone, geometry, leaves, patterns, scalars
+from draftproof.conformance.engine.compare import effect_of, kind_of, oracle_outputs
 from draftproof.conformance.engine.judges import Bits, Look, RoundedInterval, differing
 from draftproof.conformance.engine.registry import load_specs
 from draftproof.conformance.engine.running import case_seed
@@ -24,6 +24,8 @@ MAX_CALL_BYTES = 48 * 1024
 """Largest call that becomes a golden vector: each is to be read by eye or by a small port."""
 MAX_SPREAD_BYTES = 1 << 20
 """Memory that the strides of a golden vector's tensors may span: a port must allocate it."""
+MAX_TOLD = 16
+"""Elements of a tensor of a bad input that are written out."""
 MAX_OP_BYTES = 280 * 1024
 """Room for one op; all of them stay under 4 MB."""
 
@@ -89,7 +91,13 @@ def export(folder: Path, ops: Iterable[str]) -> int:
                     },
                 }
             )
-        manifest = {"schema": SCHEMA, "op": name, "rules": _rules(spec), "vectors": entries}
+        manifest = {
+            "schema": SCHEMA,
+            "op": name,
+            "rules": _rules(spec),
+            "vectors": entries,
+            "bad_inputs": bad_inputs(spec),
+        }
         (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         print(f"{name}: {len(entries)} vectors, {used / 1024:.0f} KiB, in {target}")
     return 0
@@ -107,6 +115,53 @@ def _rules(spec: OpSpec) -> list[dict[str, str]]:
         for effect in spec.effects
         for part in effect.all_parts
     ]
+
+
+def bad_inputs(spec: OpSpec) -> list[dict[str, Any]]:
+    """Every bad input of an op: the good call, what is spoilt in it, and the argument to name."""
+    found = []
+    for bad in spec.bad_inputs:
+        params = spec.bad_input_params if bad.params is None else bad.params
+        seed = case_seed(0, bad.name)
+        good = spec.build(params, seed)
+        found.append(
+            {
+                "name": bad.name,
+                "params": dict(params),
+                "seed": seed,
+                "fault": faults_of(good, bad.edit(dict(good))),
+                "argument": bad.names,
+                "error": bad.error.__name__,
+            }
+        )
+    return found
+
+
+def faults_of(good: dict[str, Any], bad: dict[str, Any]) -> dict[str, list[str]]:
+    """What an edit changed: by path, what a good call has there and what the bad one has.
+
+    Tensors are told by type, shape, stride and device, and where these are equal by their content.
+    """
+    before, after = _told(good), _told(bad)
+    return {
+        path: [before.get(path, "absent"), after.get(path, "absent")]
+        for path in sorted({**before, **after})
+        if before.get(path) != after.get(path)
+    }
+
+
+def _told(call: dict[str, Any]) -> dict[str, str]:
+    told = {path: repr(value) for path, value in scalars(call).items()}
+    where: dict[int, str] = {}
+    for path, tensor in leaves(call).items():
+        text = f"{kind_of(tensor)}, stride {list(tensor.stride())}, on {tensor.device}"
+        if tensor.numel() and not tensor.is_meta:
+            first = where.setdefault(tensor.untyped_storage().data_ptr(), path)
+            text += f", in the memory of {first}" if first != path else ""
+            if tensor.numel() <= MAX_TOLD:
+                text += f", holds {patterns(tensor).tolist()}"
+        told[path] = text
+    return told
 
 
 def check(ops: Iterable[str], folder: Path = FOLDER) -> int:
@@ -140,6 +195,8 @@ def _check_op(spec: OpSpec, folder: Path) -> tuple[int, list[str]]:
     listed = {name for _, files in entries for name in files} | {"manifest.json"}
     present = {file.name for file in folder.iterdir() if file.is_file()}
     problems = [f"{folder / name}: not in the manifest" for name in sorted(present - listed)]
+    if manifest.get("bad_inputs") != json.loads(json.dumps(bad_inputs(spec))):
+        problems.append(f"{path}: other bad inputs than those of the spec")
     count = 0
     for case, files in entries:
         altered = [name for name, digest in files.items() if _digest(folder / name) != digest]
