@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -202,6 +202,10 @@ def note_launches(
     return list(launches.values()), failures
 
 
+CONSTANT = "constexpr"
+"""What marks a feature as a constant of the code, before its name and value."""
+
+
 def _launch(
     op: str,
     implementation: str,
@@ -221,7 +225,10 @@ def _launch(
     bound = kernel.signature.bind(*args, **named)
     bound.apply_defaults()
     for param, value in zip(kernel.params, bound.arguments.values(), strict=True):
-        features.add((param.name, repr(value) if param.is_constexpr else _runtime_kind(value)))
+        if param.is_constexpr:
+            features.add((CONSTANT, param.name, repr(value)))
+        else:
+            features.add((param.name, _runtime_kind(value)))
         if param.is_constexpr and isinstance(value, int):
             size *= max(1, value)
     return Launch(
@@ -256,7 +263,8 @@ def representatives(launches: list[Launch], limit: int) -> list[Launch]:
     -------
     list of Launch
         Of each kernel those with the largest constants, aligned and not, then whichever adds most
-        constants, dtypes or options that none before it has, until nothing is new.
+        that none before it has, until nothing is new: constants first, since they choose code, then
+        dtypes and options.
     """
     chosen = []
     for kernel in dict.fromkeys(launch.function for launch in launches):
@@ -266,13 +274,22 @@ def representatives(launches: list[Launch], limit: int) -> list[Launch]:
             alike = [launch for launch in rest if launch.aligned == (turn == 0)]
             best = max(
                 alike if turn < 2 and alike else rest,
-                key=lambda launch: (0 if turn < 2 else len(launch.features - seen), launch.size),
+                key=lambda launch: (
+                    *_news(launch, seen if turn > 1 else launch.features),
+                    launch.size,
+                ),
             )
             if best.features <= seen:
                 break
             seen |= best.features
             chosen.append(best)
     return chosen
+
+
+def _news(launch: Launch, seen: Set[Any]) -> tuple[int, int]:
+    """How many constants of a launch, and how many features in all, are not among those seen."""
+    new = launch.features - seen
+    return sum(feature[0] == CONSTANT for feature in new), len(new)
 
 
 def specialise(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
