@@ -425,26 +425,29 @@ def _graph_does_nothing(q, output, freqs_cis, positions):
 
 
 @triton.jit
-def _program_a_row_kernel(
+def _whole_rows_kernel(
     q,
     output,
     freqs,
     positions,
     q_stride,
     output_stride,
+    rows,
     heads,
+    ROWS: tl.constexpr,
     HEADS: tl.constexpr,
     FAULT: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + row).to(tl.int64)
+    line = tl.arange(0, ROWS * HEADS)[:, None]
+    row = tl.program_id(0).to(tl.int64) * ROWS + line // HEADS
+    head = line % HEADS
+    position = tl.load(positions + row, mask=row < rows, other=0).to(tl.int64)
     if FAULT == "next_position_read":
         # One past the end for the last row; elsewhere simply another position.
-        position = tl.load(positions + row + 1).to(tl.int64) & 3
-    head = tl.arange(0, HEADS)[:, None]
-    there = head < heads
+        position = tl.load(positions + row + 1, mask=row < rows, other=0).to(tl.int64) & 3
+    there = (row < rows) & (head < heads)
     if FAULT == "heads_rounded_up":
-        there = head < HEADS
+        there = row < rows
     element = tl.arange(0, 512)[None, :]
     source = q + row * q_stride + head * 512
     target = output + row * output_stride + head * 512
@@ -453,10 +456,10 @@ def _program_a_row_kernel(
     tail = tl.arange(0, 64)[None, :]
     x, y = tl.split(
         tl.load(source + 448 + tail, mask=there & (head < heads) & (tail >= 0), other=0.0).reshape(
-            HEADS, 32, 2
+            ROWS * HEADS, 32, 2
         )
     )
-    pair = tl.arange(0, 32)[None, :] + tl.zeros([HEADS, 1], tl.int32)
+    pair = tl.arange(0, 32)[None, :] + tl.zeros([ROWS * HEADS, 1], tl.int32)
     c = tl.load(freqs + position * 64 + 2 * pair)
     s = tl.load(freqs + position * 64 + 2 * pair + 1)
     x, y = widen_bf16_in_triton(x), widen_bf16_in_triton(y)
@@ -474,14 +477,18 @@ def _in_triton(fault: str) -> Callable[..., None]:
         rows, heads, _ = q.shape
         if not q.numel():
             return
-        _program_a_row_kernel[(rows,)](
+        # A row a program on a GPU; many under the interpreter, whose programs are slow to begin.
+        block = 1 if q.is_cuda else 16
+        _whole_rows_kernel[(triton.cdiv(rows, block),)](
             q,
             output,
             torch.view_as_real(freqs_cis),
             positions,
             q.stride(0),
             output.stride(0),
+            rows,
             heads,
+            block,
             triton.next_power_of_2(heads),
             fault,
             num_warps=4,
@@ -686,9 +693,9 @@ VARIANTS = [
         _head_by_head,
     ),
     Variant(
-        "program_a_row",
+        "programs_of_whole_rows",
         OP,
-        "a Triton program per row whose block spans its heads, tails split as floats",
+        "Triton programs of whole rows whose block spans all heads, tails split as floats",
         _in_triton(""),
     ),
 ]
