@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from draftproof.conformance.engine.judges import Bits, Look, RoundedInterval, To
 from draftproof.conformance.engine.replay import replay_target
 from draftproof.conformance.engine.running import Subject, case_seed
 from draftproof.conformance.engine.spec import BadInput, Case, Effect
-from draftproof.conformance.interpreted import casts, memcheck
+from draftproof.conformance.interpreted import casts, interpreter, memcheck
 from draftproof.conformance.tests.toys import SPEC, build, double_live
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -268,6 +269,32 @@ def test_guards_see_an_index_read_beyond_the_end_that_only_chooses() -> None:
         out[0, 0] = torch.where(chosen == 1, out[0, 0] + 1, out[0, 0])
 
     assert "(red zones hold inf)" in failures(after(reads), "guards")
+
+
+def test_the_quicker_interpreter_wraps_integers_and_leaves_nothing_behind() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("compiled kernels are not interpreted")
+    from draftproof.conformance.tests.toy_kernels import double
+
+    core, runtime = sys.modules["triton.language.core"], sys.modules["triton.runtime.interpreter"]
+    changed = [
+        (core.tensor, "__init__"),
+        (core.block_type, "__init__"),
+        (runtime.TritonSemantic, "broadcast_impl_value"),
+        (runtime.interpreter_builder, "options"),
+    ]
+    before = [getattr(*place) for place in changed]
+    values = torch.tensor([2**31 - 1, -(2**31), 5, -7], dtype=torch.int32)
+    for pairs in (1, 2, 4, 2):
+        with interpreter.quicker():
+            assert all(
+                getattr(*place) is not was for place, was in zip(changed, before, strict=True)
+            )
+            got = double(values, pairs)
+        # As compiled kernels do: the sum wraps, and no assertion ends the launch.
+        expected = torch.tensor([-2, 0, 10, -14], dtype=torch.int32)
+        assert torch.equal(got, expected[:, None].expand(4, pairs))
+    assert [getattr(*place) for place in changed] == before
 
 
 def test_guards_see_an_unused_read_of_an_interpreted_kernel() -> None:

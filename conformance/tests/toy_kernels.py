@@ -31,3 +31,20 @@ def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     target = torch.empty(values.shape, dtype=dtype, device=values.device)
     _cast[(1,)](values, target, COUNT=values.numel(), num_warps=1, enable_fp_fusion=False)
     return target
+
+
+@triton.jit
+def _double(source, target, COUNT: tl.constexpr, PAIRS: tl.constexpr):
+    lanes = tl.arange(0, COUNT)
+    value = tl.load(source + lanes)
+    both = value[:, None] + tl.zeros([COUNT, PAIRS], dtype=tl.int32) + value[:, None]
+    tl.static_assert(both.shape[0] == COUNT and both.numel == COUNT * PAIRS)
+    pairs = tl.arange(0, PAIRS)
+    tl.store(target + lanes[:, None] * PAIRS + pairs[None, :], both)
+
+
+def double(values: Tensor, pairs: int) -> Tensor:
+    """Give `pairs` columns of twice an int32 vector, modulo 2**32; lengths are powers of two."""
+    target = torch.empty(len(values), pairs, dtype=torch.int32, device=values.device)
+    _double[(1,)](values, target, COUNT=len(values), PAIRS=pairs, num_warps=1)
+    return target
