@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -277,13 +278,20 @@ def _finest_step(values: Tensor) -> Tensor:
 
     int64 ``[.., .., 8]``; far above every exponent where all values are 0.
     """
-    bits = values.view(torch.int16).to(torch.int32)
-    exponent, mantissa = (bits >> 7) & 0xFF, bits & 0x7F
+    magnitude = values.view(torch.int16).to(torch.int32) & 0x7FFF
+    step = _finest_steps().to(values.device)[magnitude]
+    return step.reshape(*values.shape[:2], SPLITS, -1).amin(-1)
+
+
+@functools.cache
+def _finest_steps() -> Tensor:
+    """Give the exponent of the lowest set bit of all bf16 magnitudes, int64 ``[2**15]``."""
+    bits = torch.arange(2**15)
+    exponent, mantissa = bits >> 7, bits & 0x7F
     mantissa = torch.where(exponent > 0, mantissa | 0x80, mantissa)
     # Zeros below the lowest bit that is set: the 8 bits have at most 7.
     lowest = torch.stack([(mantissa & ((2 << k) - 1)) == 0 for k in range(7)]).sum(0)
-    step = torch.where(mantissa == 0, 1000, exponent.clamp(min=1) - 134 + lowest)
-    return step.reshape(*values.shape[:2], SPLITS, -1).amin(-1)
+    return torch.where(mantissa == 0, 1000, exponent.clamp(min=1) - 134 + lowest)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
