@@ -128,6 +128,10 @@ def summary(report: Report, settings: Settings, *, width: int, colour: bool) -> 
     if missing := report.unexercised(provided, settings.checks or CHECKS):
         pairs = ", ".join(f"{op}/{check}" for op, check in missing)
         console.print(f"nothing compared: {pairs}", highlight=False, markup=False)
+    if compiled := report.compiled():
+        count, spent = (sum(one[name] for one in compiled) for name in ("variants", "seconds"))
+        line = f"compiled: {count} variants of {len(compiled)} kernels, {spent:.1f} s"
+        console.print(line, highlight=False)
     totals = report.totals()
     words = ", ".join(
         f"{totals[status]} {status.replace('_', ' ')}" for status in _SIGNS if totals[status]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftproof.conformance.engine import known, watchdog
+from draftproof.conformance.engine import compiling, known, watchdog
 from draftproof.conformance.engine.known import Entry
 
 VERIFY_SCHEMA = "draftproof.verify/1"
@@ -48,6 +48,8 @@ class Result:
     """ "crash" or "timeout", of a failed check that did not come to an end."""
     known: str | None = None
     """Of a failure that the file of known differences lists: its reason."""
+    compiled: tuple[dict[str, Any], ...] = ()
+    """What Triton compiled or loaded for it (`engine.compiling`)."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -221,8 +223,13 @@ class Runner:
             return said("not_provided", detail=lacking)
         limit = self._limit(job)
         started = time.perf_counter()
+        compiled: list[dict[str, Any]] = []
         try:
-            outcome = self._in_turn(subject, job, limit)
+            with contextlib.ExitStack() as stack:
+                # Under the interpreter nothing is compiled.
+                if self.settings.device != "cpu":
+                    compiled = stack.enter_context(compiling.noted())
+                outcome = self._in_turn(subject, job, limit)
         except OutOfTime as late:
             detail = (
                 f"{job.op} / {job.check} / {job.case}, implementation "
@@ -239,6 +246,7 @@ class Runner:
             outcome.detail,
             None if outcome.case_file is None else str(outcome.case_file),
             outcome.places,
+            compiled=tuple(compiled),
         )
 
     def _subject(self, op: str) -> Any:
@@ -382,6 +390,12 @@ class Report:
             counts["known" if result.known is not None else result.status] += 1
         return counts
 
+    def compiled(self) -> list[dict[str, Any]]:
+        """What Triton compiled, by op and kernel (`engine.compiling.by_kernel`)."""
+        return compiling.by_kernel(
+            (result.op, one) for result in self.results for one in result.compiled
+        )
+
     @property
     def compared(self) -> int:
         """Checks in which an implementation was held against its contract."""
@@ -416,15 +430,18 @@ class Report:
                 **({"known": _digests((settings.known,))} if settings.known else {}),
                 **({settings.implementation: settings.about} if settings.about else {}),
             },
-            "results": [_without_empty_places(asdict(result)) for result in self.results],
+            "results": [_written(result) for result in self.results],
             "totals": {**self.totals(), "compared": self.compared},
+            "compiled": self.compiled(),
             **({"stale": self.stale} if settings.known else {}),
         }
 
 
-def _without_empty_places(result: dict[str, Any]) -> dict[str, Any]:
-    """A result as it is written: only mismatches have pictures."""
-    return {name: value for name, value in result.items() if name != "places" or value}
+def _written(result: Result) -> dict[str, Any]:
+    """A result as it is written: only mismatches have pictures, and kernels are summed up."""
+    values = asdict(result)
+    del values["compiled"]
+    return {name: value for name, value in values.items() if name != "places" or value}
 
 
 def _digests(files: Iterable[str]) -> dict[str, str]:
